@@ -1,0 +1,1 @@
+"""One blueprint per concern, thin: requests in, the pool's client in the middle, responses out."""

@@ -1,0 +1,88 @@
+"""Reading a request's body: whole or not at all, within the limit, never handed on when its client went away.
+
+How long a client may take is the server's business (`service.webworker` bounds each wait for bytes and raises
+`TimeoutError`). A body that was not read to its end leaves the connection in the middle of a message, so every
+refusal here asks for it to be closed, by `CLOSE_KEY` in the environ: PEP 3333 gives applications no other word.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from gunicorn.http.errors import ParseException
+
+from service.errors import HttpError
+from workers.errors import TooLarge
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+CLOSE_KEY = "headrace.close"
+_STEP = 1024 * 1024
+
+
+class _Input(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read(environ: WSGIEnvironment, limit: int) -> bytes:
+    """All of the body: 413 over the limit, declared or chunked; 415 when it is encoded; 400 when it is malformed
+    or ends too soon; 408 when it comes too slowly."""
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    if encoding not in ("", "identity"):
+        _refuse(environ, 415, f"Content-Encoding {encoding!r} is not supported", [("Accept-Encoding", "identity")])
+    declared = _declared(environ)
+    if declared is None and "chunked" not in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
+        return b""
+    if declared is not None and declared > limit:
+        raise _too_large(environ, limit)
+    try:
+        # One byte more than allowed is asked for, so that a body over the limit is told from one that fills it.
+        body = _read_up_to(environ["wsgi.input"], limit + 1 if declared is None else declared)
+    except TimeoutError:
+        _refuse(environ, 408, "the body came too slowly")
+    except ParseException:
+        _refuse(environ, 400, "malformed chunked body")
+    except OSError:
+        _refuse(environ, 400, "the body ended too soon")
+    if len(body) > limit:
+        raise _too_large(environ, limit)
+    if declared is not None and len(body) < declared:
+        _refuse(environ, 400, "the body ended too soon")
+    return body
+
+
+def _declared(environ: WSGIEnvironment) -> int | None:
+    text = environ.get("CONTENT_LENGTH", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        _refuse(environ, 400, "malformed Content-Length")
+    return int(text)
+
+
+def _read_up_to(stream: _Input, size: int) -> bytes:
+    pieces: list[bytes] = []
+    missing = size
+    while missing > 0:
+        piece = stream.read(min(missing, _STEP))
+        if not piece:
+            break
+        pieces.append(piece)
+        missing -= len(piece)
+        if missing > 0:
+            time.sleep(0)  # a fast sender never makes a read wait; the other requests want their turn too
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(environ: WSGIEnvironment, limit: int) -> TooLarge:
+    environ[CLOSE_KEY] = True
+    return TooLarge(f"the body is larger than {limit} bytes")
+
+
+def _refuse(
+    environ: WSGIEnvironment, status: int, reason: str, headers: list[tuple[str, str]] | None = None
+) -> NoReturn:
+    environ[CLOSE_KEY] = True
+    raise HttpError(status, reason, headers or ())

@@ -1,0 +1,105 @@
+"""Each process's connection to the pool, made on first use: after the fork, by the process that needs it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from weakref import WeakSet
+
+from service.client import PoolClient
+from workers import launch
+from workers.errors import PoolLost
+from workers.model import Array
+from workers.status import ModelStatus
+
+
+def make_client() -> PoolClient:
+    """A started client of the pool that `HEADRACE_POOL_SOCKET` names, else of the embedded one."""
+    relaunch: Callable[[], None] | None = None
+    path = os.environ.get("HEADRACE_POOL_SOCKET", "")
+    if not path:
+        embedded = launch.current()
+        if embedded is None:
+            raise PoolLost("no pool: none was launched with this server and HEADRACE_POOL_SOCKET is not set")
+        path, relaunch = embedded.socket_path, embedded.ensure
+    if _socket_is_patched():
+        from service.hub import HubClient
+
+        hub_client = HubClient(path, relaunch=relaunch)
+        hub_client.start()
+        return hub_client
+    from workers.client import ThreadClient
+
+    thread_client = ThreadClient(path, relaunch=relaunch)
+    thread_client.start()
+    return thread_client
+
+
+def close_clients() -> None:
+    """Close every client this process has made."""
+    for lazy in list(_used):
+        lazy.close()
+
+
+class LazyClient:
+    """The pool's client, made when it is first asked for anything; a forked child makes its own."""
+
+    def __init__(self) -> None:
+        self._client: PoolClient | None = None
+        self._pid = 0
+        self._making = threading.Lock()
+
+    def statuses(self) -> Mapping[str, ModelStatus]:
+        return self._get().statuses()
+
+    def admit(self, model: str) -> ModelStatus:
+        return self._get().admit(model)
+
+    def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> dict[str, Array]:
+        return self._get().predict(model, inputs, deadline=deadline, caller=caller)
+
+    def predict_body(
+        self,
+        model: str,
+        body: bytes,
+        codec: str,
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> bytes:
+        return self._get().predict_body(model, body, codec, deadline=deadline, caller=caller)
+
+    def close(self) -> None:
+        if self._client is not None and self._pid == os.getpid():
+            self._client.close()
+        self._client = None
+
+    def _get(self) -> PoolClient:
+        client = self._client
+        if client is not None and self._pid == os.getpid():
+            return client
+        with self._making:
+            if self._client is None or self._pid != os.getpid():
+                self._client = make_client()
+                self._pid = os.getpid()
+                _used.add(self)
+            return self._client
+
+
+_used: WeakSet[LazyClient] = WeakSet()
+
+
+def _socket_is_patched() -> bool:
+    """Whether gevent's sockets have taken the standard ones' place; asked without importing gevent."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("socket"))

@@ -1,0 +1,139 @@
+"""One line per completed request, `METHOD path -> status` with milliseconds and request id, and where it goes.
+
+`Observed` watches one request at the WSGI level, so that every answer has its line, streams at their end and
+aborted ones too. `start` is for processes whose logging is ours to set up: web processes under gunicorn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from service.request import ID_KEY, decoded_path
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+logger = logging.getLogger("headrace.request")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
+
+
+class Observed:
+    """One request under way: gives it its id, sees its status, logs it once it is over."""
+
+    def __init__(self, environ: WSGIEnvironment, start_response: StartResponse) -> None:
+        given = environ.get("HTTP_X_REQUEST_ID", "")
+        self.id = given if _SANE_ID.fullmatch(given) else os.urandom(8).hex()
+        environ[ID_KEY] = self.id
+        self._environ = environ
+        self._start_response = start_response
+        self._started = time.monotonic()
+        self._status = "-"
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo = None
+    ) -> Callable[[bytes], object]:
+        self._status = status[:3]
+        return self._start_response(status, [*headers, ("X-Request-ID", self.id)], exc_info)
+
+    def watch(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
+        return _Watched(pieces, self._finished)
+
+    def _finished(self, aborted: bool) -> None:
+        elapsed_ms = (time.monotonic() - self._started) * 1000
+        path = printable(decoded_path(self._environ))
+        method = self._environ["REQUEST_METHOD"]
+        end = " aborted" if aborted else ""
+        logger.info("%s %s -> %s%s %.1f ms %s", method, path, self._status, end, elapsed_ms, self.id)
+
+
+class _Watched:
+    """The pieces of a body; the server closes it when it has sent them, or has given up."""
+
+    def __init__(self, pieces: Iterable[bytes], finished: Callable[[bool], None]) -> None:
+        self._pieces = pieces
+        self._iterator: Iterator[bytes] | None = None
+        self._finished: Callable[[bool], None] | None = finished
+        self._complete = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._iterator is None:
+            self._iterator = iter(self._pieces)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._complete = True
+            raise
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._pieces, "close", None)
+            if close is not None:
+                close()
+        finally:
+            finished, self._finished = self._finished, None
+            if finished is not None:
+                finished(not self._complete)
+
+
+def start(stream: TextIO | None = None) -> None:
+    """Send what `headrace…` loggers say to stderr; a reader of stderr that has stopped never stops a request."""
+    root = logging.getLogger("headrace")
+    root.handlers = [UnblockingHandler((stream or sys.stderr).fileno())]
+    root.setLevel(logging.INFO)
+    root.propagate = False
+
+
+class UnblockingHandler(logging.Handler):
+    """Writes lines that fit the pipe now, counts the others as dropped and says so when it can write again.
+
+    A pipe that polls writable takes 4,096 bytes without blocking.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._dropped = 0
+        self._poll = _original_poll()()
+        self._poll.register(fd, select.POLLOUT)
+        self.setFormatter(logging.Formatter("%(asctime)s [%(process)d] %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        if self._dropped:
+            line = b"%d log lines dropped\n" % self._dropped + line
+        try:
+            if not self._poll.poll(0):
+                self._dropped += 1
+                return
+            for at in range(0, len(line), 4096):
+                if at and not self._poll.poll(0):
+                    break
+                os.write(self._fd, line[at : at + 4096])
+            self._dropped = 0
+        except OSError:
+            self._dropped += 1  # a full disk or a closed pipe is no reason to fail a request
+
+
+def printable(text: str) -> str:
+    """`text` on one line, whatever a client put into it."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def _original_poll() -> type[select.poll]:
+    """`select.poll` from before gevent's patching: asking whether a write would block must not switch greenlets."""
+    monkey = sys.modules.get("gevent.monkey")
+    original: type[select.poll] = monkey.get_original("select", "poll") if monkey is not None else select.poll
+    return original

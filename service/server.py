@@ -1,0 +1,208 @@
+"""`HttpServer`: the application object. A Flask application, so a WSGI callable that any server serves.
+
+A request passes `__call__` (id, log line) and Flask's routing, then `_answer`: middleware around the handler, on
+the light `Request`. Only `dispatch_request` and the two conversions know Flask, so a faster lane can call
+`_answer` with what `Routes` finds, without a Flask context. The URL map holds every fixed route for Flask's own
+tools; patterns, which it cannot express, are tried when it finds nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, overload
+
+import flask
+from flask.sansio.blueprints import BlueprintSetupState
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import RequestRedirect
+
+from service import log
+from service.config import Settings
+from service.errors import failure, phrase
+from service.request import Request
+from service.response import Response, to_response
+from service.routing import Declaring, H, Middleware, Route, Routes, prefixed, with_middleware
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `post` take our handlers, not views
+    """A bare one has no routes and no pool; `service.create_app` makes one with the built-in routes."""
+
+    def __init__(self, import_name: str = "service", *, body_limit: int | None = None) -> None:
+        super().__init__(import_name, static_folder=None)
+        limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
+        self.body_limit = limit
+        self.config["MAX_CONTENT_LENGTH"] = limit  # for Flask views, which read the body by themselves
+        self.url_map.merge_slashes = False  # `//health` is not found, rather than redirected with a page of HTML
+        self._routes = Routes()
+        self._middleware: list[Middleware] = []
+        self._started = False
+        self.register_error_handler(Exception, self._flask_failure)
+
+    # Declaring
+
+    def declare(self, route: Route) -> None:
+        self._check_not_started(route)
+        self._routes.add(route)
+        if route.regex is None:
+            self.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
+
+    def declare_on(self, blueprint: BlueprintSetupState, route: Route) -> None:
+        """A route of a blueprint that is being registered."""
+        self._check_not_started(route)
+        self._routes.add(prefixed(blueprint.url_prefix or "", route))
+        if route.regex is None:
+            blueprint.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
+
+    @overload  # type: ignore[override]
+    def route(self, method: str, path: str, handler: None = None, *, pattern: bool = False) -> Callable[[H], H]: ...
+    @overload
+    def route(self, method: str, path: str, handler: H, *, pattern: bool = False) -> H: ...
+    @overload
+    def route(self, method: str, **options: Any) -> Callable[[Any], Any]: ...
+    def route(
+        self, method: str, path: str | None = None, handler: H | None = None, *, pattern: bool = False, **options: Any
+    ) -> Any:
+        """`route(method, path)`; with a first argument that begins with `/` it is Flask's own `route`."""
+        if method.startswith("/"):
+            return flask.Flask.route(self, method, **options)
+        if path is None or options:
+            raise TypeError("route(method, path, handler=None, *, pattern=False), or Flask's route('/path', …)")
+        return self.on(method, path, handler, pattern=pattern)
+
+    def use(self, middleware: Middleware) -> Middleware:
+        """Put `middleware(request, next)` around every matched route; the first one used is the outermost."""
+        self._check_not_started("middleware")
+        self._middleware.append(middleware)
+        return middleware
+
+    # Answering
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        self._started = True
+        observed = log.Observed(environ, start_response)
+        return observed.watch(self.wsgi_app(environ, observed.start_response))
+
+    def dispatch_request(self) -> flask.Response:
+        flask_request = flask.request
+        request = Request(flask_request.environ, self.body_limit)
+        rule = flask_request.url_rule
+        if flask_request.routing_exception is not None or rule is None:
+            found = self._routes.pattern(request.method, request.path)
+            error = flask_request.routing_exception or NotFound()
+            if found is None or not isinstance(error, (NotFound, MethodNotAllowed)):
+                return self._unmatched(error, request)
+            route, match = found
+            return self.answer(Request(flask_request.environ, self.body_limit, match), route.handler)
+        if getattr(rule, "provide_automatic_options", False) and request.method == "OPTIONS":
+            return self.make_default_options_response()
+        view, arguments = self.view_functions[rule.endpoint], flask_request.view_args or {}
+        if isinstance(view, View):
+            return view()
+        if not self._middleware:
+            return self.make_response(self.ensure_sync(view)(**arguments))
+
+        def flask_view(_: Request) -> Response:
+            return to_response(self.make_response(self.ensure_sync(view)(**arguments)))
+
+        return self.answer(request, flask_view)
+
+    def answer(self, request: Request, handler: Callable[[Request], object]) -> flask.Response:
+        return self._to_flask(self._answer(request, handler))
+
+    def _answer(self, request: Request, handler: Callable[[Request], object]) -> Response:
+        """Handler and middleware. A failure of the handler is a response already when the middleware sees it."""
+
+        def innermost(request: Request) -> Response:
+            try:
+                return to_response(handler(request))
+            except Exception as error:  # the one place where handlers' code is called
+                return to_response(self.make_response(self.handle_user_exception(error)))
+
+        return with_middleware(self._middleware, innermost)(request)
+
+    def _unmatched(self, error: HTTPException, request: Request) -> flask.Response:
+        """404; or 405 or the answer to OPTIONS when the path is known under other methods, of a rule or a pattern."""
+        allowed = set(error.valid_methods or ()) if isinstance(error, MethodNotAllowed) else set()
+        if isinstance(error, (NotFound, MethodNotAllowed)):
+            allowed |= self._routes.patterns_allow(request.path)
+        if not allowed:
+            raise error
+        if request.method == "OPTIONS":
+            return self._options(allowed)
+        raise MethodNotAllowed(sorted(allowed))
+
+    def make_default_options_response(self) -> flask.Response:
+        adapter = flask.globals.request_ctx.url_adapter
+        methods = set(adapter.allowed_methods()) if adapter is not None else set()
+        return self._options(methods | self._routes.patterns_allow(Request(flask.request.environ, 0).path))
+
+    def _options(self, methods: set[str]) -> flask.Response:
+        return self._to_flask(Response(b"", 200, [("Allow", ", ".join(sorted(methods)))]))
+
+    # Flask's side
+
+    def _flask_failure(self, error: Exception) -> flask.Response:
+        return self._to_flask(failure(error, Request(flask.request.environ, 0).id))
+
+    def handle_http_exception(self, e: HTTPException) -> Any:
+        if isinstance(e, RequestRedirect):  # as Flask answers it, without the page of HTML
+            return self._to_flask(Response(b"", e.code or 308, [("Location", e.new_url)]))
+        return super().handle_http_exception(e)
+
+    def log_exception(self, exc_info: object) -> None:
+        """Nothing: what gets here ends in `failure`, which logs it with the request's id."""
+
+    def _to_flask(self, response: Response) -> flask.Response:
+        status = f"{response.status} {phrase(response.status)}"
+        flask_response = self.response_class(response.body, status, direct_passthrough=False)
+        flask_response.headers.clear()  # no default type: what the response does not say is not said
+        flask_response.headers.extend(response.headers)
+        if isinstance(response.body, bytes):
+            flask_response.headers["Content-Length"] = str(len(response.body))
+        return flask_response
+
+    def _check_not_started(self, what: Route | str) -> None:
+        if self._started:
+            name = f"{what.method} {what.path}" if isinstance(what, Route) else what
+            raise RuntimeError(f"{name} is declared too late: the server has started, declare it before")
+
+
+class View:
+    """A light handler as Flask's URL map holds it: a view function like any other."""
+
+    def __init__(self, server: HttpServer, route: Route) -> None:
+        if any(mark in route.path for mark in "<>|"):
+            raise ValueError(f"the fixed path {route.path!r} looks like a rule; declare it with pattern=True")
+        self._server = server
+        self._handler = route.handler
+
+    def __call__(self) -> flask.Response:
+        return self._server.answer(Request(flask.request.environ, self._server.body_limit), self._handler)
+
+
+class Blueprint(Declaring, flask.Blueprint):  # type: ignore[misc]  # as with HttpServer
+    """A Flask blueprint of light handlers, to be registered on an `HttpServer`."""
+
+    def declare(self, route: Route) -> None:
+        self.record(lambda state: _register(state, route))
+
+    @overload  # type: ignore[override]
+    def route(self, method: str, path: str, handler: None = None, *, pattern: bool = False) -> Callable[[H], H]: ...
+    @overload
+    def route(self, method: str, path: str, handler: H, *, pattern: bool = False) -> H: ...
+    def route(self, method: str, path: str, handler: H | None = None, *, pattern: bool = False) -> H | Callable[[H], H]:
+        return self.on(method, path, handler, pattern=pattern)
+
+
+def _register(state: BlueprintSetupState, route: Route) -> None:
+    if not isinstance(state.app, HttpServer):
+        raise TypeError("this blueprint is for an HttpServer")
+    state.app.declare_on(state, route)
+
+
+def _endpoint(route: Route) -> str:
+    return f"{route.method} {route.path}".replace(".", "·")  # Flask reads a dot as blueprint.view
