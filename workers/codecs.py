@@ -126,8 +126,7 @@ def _nested_lists(row: Array) -> object:
     # down; for the few where that ends elsewhere (7.038531e-26 is one) nine digits are safe with either.
     if _pack(flat.dtype.char, shortest) != flat.tobytes():
         shortest = [
-            short if _pack(x.dtype.char, [short]) == x.tobytes() else float(f"{float(x):.9g}")
-            for short, x in zip(shortest, flat, strict=True)
+            short if type(x)(short) == x else float(f"{float(x):.9g}") for short, x in zip(shortest, flat, strict=True)
         ]
     return shortest if row.ndim == 1 else np.array(shortest).reshape(row.shape).tolist()
 

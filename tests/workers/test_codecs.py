@@ -276,6 +276,7 @@ def test_layout_in_memory_does_not_matter() -> None:
     array = np.arange(12, dtype="f4").reshape(3, 4).T[None]
     assert loads(encode(array).encode()) == array[0].tolist()
     assert loads(encode(array[:, ::-1]).encode()) == array[0, ::-1].tolist()
+    assert encode(np.array([[0.755, 1e38]], ">f4")) == "[0.755,1e+38]"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
