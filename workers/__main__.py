@@ -1,0 +1,65 @@
+"""`python -m workers`: the pool as a program of its own.
+
+Beside a web server it is started by `workers.launch` with its directory and lifeline; alone, under a unit of its
+own, it listens at `HEADRACE_POOL_SOCKET` and runs until SIGTERM, which drains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import sys
+from pathlib import Path
+
+import setproctitle
+
+from workers.config import ConfigError, load
+from workers.errors import PoolError
+from workers.pool import Pool
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="Run the pool of compute processes.")
+    parser.add_argument("--directory", type=Path, help="private directory of a web server's own pool")
+    parser.add_argument("--lifeline", type=int, help="descriptor whose end of file ends the pool")
+    options = parser.parse_args(arguments)
+    socket_path = str(options.directory / "pool.sock") if options.directory else os.environ.get("HEADRACE_POOL_SOCKET")
+    if not socket_path:
+        parser.error("name the control socket in HEADRACE_POOL_SOCKET")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s pool %(message)s")
+    try:
+        config = load(os.environ.get("HEADRACE_CONFIG") or None)
+        lock = _lock(Path(socket_path).with_suffix(".lock"))
+    except (ConfigError, OSError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+    if lock < 0:
+        if options.directory:
+            # Several web processes missed the pool at once; another one's is already there.
+            return 0
+        print(f"headrace: another pool listens at {socket_path}", file=sys.stderr)
+        return 1
+    setproctitle.setproctitle("headrace pool")
+    try:
+        Pool(config, socket_path, options.lifeline).run()
+    except (OSError, PoolError) as error:
+        print(f"headrace: the pool cannot run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _lock(path: Path) -> int:
+    """Hold the lock file for as long as this process lives; -1 if another process does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+if __name__ == "__main__":
+    sys.exit(main())

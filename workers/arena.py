@@ -1,0 +1,185 @@
+"""An arena: the shared memory of one web process, cut into slots of a few sizes.
+
+It is a nameless memory file, so that the kernel frees it whatever is killed, reserved and touched at start, so
+that no write can meet a full machine later. The first page is the header; its words say how the rest is cut, so
+that whoever is given the descriptor needs nothing else. Words are read and written only as aligned 8-byte items
+of a `memoryview.cast("Q")`: single loads and stores, never torn.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from workers.errors import PoolError
+from workers.tensors import Layout
+
+HEADER_SIZE = 4096
+MAGIC = 0x48524143_00000001
+# Words of the header.
+_MAGIC, OVERFLOW, CLOSED, _CLASSES, _FIRST_CLASS = 0, 1, 2, 3, 8
+MAX_CLASSES = 16
+
+
+class NotEnoughMemory(PoolError):
+    """The arena cannot be reserved; the text has the needed and the available bytes."""
+
+    code = "OVERLOADED"
+
+
+class Arena:
+    """Mapped shared memory. `words[bases[slot] >> 3 + WORD]` is a word of a slot; `sizes[slot]` its bytes.
+
+    Made by its owner with `Arena.create(slots)`, by everyone else with `Arena(fd)`; both own `fd` and close it.
+    """
+
+    __slots__ = ("_views", "bases", "classes", "fd", "firsts", "map", "sizes", "view", "words")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        # A model that forks must not keep the memory of a web process alive.
+        self.map.madvise(mmap.MADV_DONTFORK)
+        self.view = memoryview(self.map)
+        self.words = self.view.cast("Q")
+        if self.words[_MAGIC] != MAGIC:
+            raise ValueError("not an arena of this version")
+        self.classes: list[tuple[int, int, int]] = []
+        self.bases: list[int] = []
+        self.sizes: list[int] = []
+        self.firsts: list[int] = []
+        for k in range(self.words[_CLASSES]):
+            at = _FIRST_CLASS + 3 * k
+            size, count, start = self.words[at], self.words[at + 1], self.words[at + 2]
+            self.classes.append((size, count, start))
+            self.firsts.append(len(self.bases))
+            self.bases += [start + size * i for i in range(count)]
+            self.sizes += [size] * count
+        self._views: dict[tuple[int, int, bytes], list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]] = {}
+
+    @classmethod
+    def create(cls, slots: Sequence[tuple[int, int]]) -> Arena:
+        """Reserve an arena of `slots`, pairs of (bytes, count), sizes ascending and multiples of 4096."""
+        total = HEADER_SIZE + sum(size * count for size, count in slots)
+        fd = reserve("headrace-arena", total)
+        with mmap.mmap(fd, HEADER_SIZE) as header, memoryview(header) as view, view.cast("Q") as words:
+            words[_CLASSES] = len(slots)
+            start = HEADER_SIZE
+            for k, (size, count) in enumerate(slots):
+                at = _FIRST_CLASS + 3 * k
+                words[at], words[at + 1], words[at + 2] = size, count, start
+                start += size * count
+            words[_MAGIC] = MAGIC
+        return cls(fd)
+
+    def class_of(self, slot: int) -> int:
+        k = len(self.firsts) - 1
+        while slot < self.firsts[k]:
+            k -= 1
+        return k
+
+    def class_views(
+        self, k: int, at: int, layout: Layout
+    ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+        """For each tensor of `layout` one array over every slot of class `k`: row i is that tensor of the i-th slot,
+        for blocks that start `at` bytes into their slots. A whole batch is gathered or scattered by one index."""
+        key = (k, at, layout.descriptor)
+        views = self._views.get(key)
+        if views is None:
+            size, count, start = self.classes[k]
+            views = [
+                np.ndarray(
+                    (count, *t.shape),
+                    t.dtype,
+                    self.map,
+                    start + at + t.offset,
+                    (size, *_c_strides(t.shape, t.dtype.itemsize)),
+                )
+                for t in layout.tensors
+            ]
+            if len(self._views) > 1024:
+                self._views.clear()
+            self._views[key] = views
+        return views
+
+    def close(self) -> None:
+        """Let go of the memory; it is unmapped once nobody looks at it any more."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._views.clear()
+        self.words.release()
+        self.view.release()
+        try:
+            self.map.close()
+        except BufferError:
+            # Someone still holds an array over it: the last of them unmaps it.
+            pass
+
+
+def reserve(name: str, size: int) -> int:
+    """A memory file of `size` bytes whose pages are all there: the memory is checked for, taken and touched now."""
+    available = available_bytes()
+    if size > available:
+        raise NotEnoughMemory(f"shared memory of {size} bytes is needed and {available} bytes are available")
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.close(fd)
+        raise NotEnoughMemory(
+            f"shared memory of {size} bytes is needed and could not be reserved: {error.strerror}"
+        ) from None
+    return fd
+
+
+def available_bytes() -> int:
+    """Memory this process can still take: the machine's, and what is left in every control group above it."""
+    with open("/proc/meminfo") as file:
+        machine = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    return max(0, min([machine, *_left_in_control_groups()]))
+
+
+def _left_in_control_groups() -> list[int]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    left = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit, used, inactive = Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            limit, used, inactive = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for level in (group, *group.parents):
+            if not level.is_relative_to(root):
+                break
+            try:
+                most = int((level / limit).read_text())
+                taken = int((level / used).read_text())
+                stat = dict(entry.split() for entry in (level / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):
+                # No such file at the root, or the word "max": no limit at this level.
+                continue
+            left.append(most - taken + int(stat.get(inactive, 0)))
+    return left
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    step = itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,343 @@
+"""The client for programs with threads: `submit() → Future`, any number of threads at once.
+
+There is no reader thread on the way of an answer. Of the threads that wait, one at a time is the reader: it blocks
+in reading the reply pipe, settles whatever tasks the frames are for, and when its own is among them hands the
+part on to another. A keeper thread hears the pool, lets deadlines pass, reads when nobody waits, and connects
+again when the pool is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+
+from workers.connection import Connection
+from workers.core import ClientCore, Task
+from workers.errors import Cancelled, PoolError, PoolLost
+from workers.model import Array
+from workers.status import ModelStatus, State
+
+TICK_S = 0.02
+RECONNECT_S = 0.1
+
+
+class Future:
+    """The answer of one task, to come. Take it once, by `result` or `answer`; or `cancel` it. A future that is
+    forgotten cancels itself."""
+
+    __slots__ = ("_client", "_connection", "_core", "_result", "_task", "_taken")
+
+    def __init__(self, client: ThreadClient, connection: Connection, core: ClientCore, task: Task) -> None:
+        self._client = client
+        self._connection = connection
+        self._core = core
+        self._task = task
+        self._taken = False
+        self._result: dict[str, Array] | None = None
+
+    def done(self) -> bool:
+        return bool(self._task.outcome or self._task.error)
+
+    def result(self, timeout: float | None = None) -> dict[str, Array]:
+        """The outputs, arrays of shape (rows, *spec.shape), the caller's to keep.
+
+        Raises the task's `PoolError`, or `TimeoutError` if it is not settled within `timeout` seconds.
+        """
+        if self._result is not None:
+            return self._result
+        with self.answer(timeout) as outputs:
+            self._result = {name: array.copy() for name, array in outputs.items()}
+        return self._result
+
+    def answer(self, timeout: float | None = None) -> Answer:
+        """As `result` without a copy: `with future.answer() as outputs:` gives views of shared memory that are
+        valid within the block."""
+        self.wait(timeout)
+        self._taken = True
+        return Answer(self._core, self._task)
+
+    def body(self, timeout: float | None = None) -> bytes:
+        """The encoded answer of a task that was submitted as a body."""
+        self.wait(timeout)
+        self._taken = True
+        try:
+            return self._core.body(self._task)
+        finally:
+            self._core.release(self._task)
+
+    def wait(self, timeout: float | None = None) -> None:
+        task = self._task
+        if not (task.outcome or task.error):
+            self._client.wait_for(self._connection, task, timeout)
+
+    def cancel(self) -> bool:
+        """Give the task up; true if it was not settled yet. It is not run if it has not begun."""
+        cancelled = self._core.abandon(self._task, Cancelled("the task was cancelled"))
+        if not cancelled and not self._taken:
+            self._taken = True
+            self._core.release(self._task)
+        return cancelled
+
+    def __del__(self) -> None:
+        if not self._taken:
+            self.cancel()
+
+
+class Answer:
+    """The outputs of a settled task in shared memory, until the block ends. Raises the task's error on entry."""
+
+    __slots__ = ("_core", "_task")
+
+    def __init__(self, core: ClientCore, task: Task) -> None:
+        self._core = core
+        self._task = task
+
+    def __enter__(self) -> dict[str, Array]:
+        try:
+            return self._core.arrays(self._task)
+        except PoolError:
+            self._core.release(self._task)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._core.release(self._task)
+
+
+class ThreadClient:
+    """A client of the pool that listens at `socket_path`. `relaunch` is called when nobody does."""
+
+    def __init__(self, socket_path: str, *, relaunch: Callable[[], None] | None = None) -> None:
+        self._socket_path = socket_path
+        self._relaunch = relaunch
+        self._connection: Connection | None = None
+        self._reader = threading.Lock()
+        self._followers: dict[int, threading.Event] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._keeper = threading.Thread(target=self._keep, name="headrace client", daemon=True)
+        _alive.add(self)
+
+    def start(self) -> None:
+        """Begin to connect; `wait_ready` says when that has come to something."""
+        self._keeper.start()
+
+    def __enter__(self) -> ThreadClient:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait_ready(self, timeout: float = 60.0, models: Iterable[str] | None = None) -> None:
+        """Until each of `models` (all of them by default) has a ready replica; `TimeoutError` says how things are."""
+        wanted = None if models is None else set(models)
+
+        def ready() -> bool:
+            connection = self._connection
+            if connection is None or not connection.ready:
+                return False
+            statuses = connection.statuses()
+            return all(statuses[name].state is State.READY for name in (statuses if wanted is None else wanted))
+
+        with self._changed:
+            if not self._changed.wait_for(ready, timeout):
+                connection = self._connection
+                seen = connection.statuses() if connection is not None and connection.ready else "no pool"
+                raise TimeoutError(f"not ready within {timeout:g} s: {seen}")
+
+    # The contract of every client.
+
+    def statuses(self) -> Mapping[str, ModelStatus]:
+        return self._live().statuses()
+
+    def admit(self, model: str) -> ModelStatus:
+        return self._live().admit(model)
+
+    def submit(self, model: str, inputs: Mapping[str, Array], *, deadline: float | None = None) -> Future:
+        """Start one task. `inputs`: arrays of shape (rows, *spec.shape), read before this returns. `deadline`:
+        absolute `time.monotonic()` seconds, the model's `timeout_s` from now by default. Raises at once what can
+        be known at once: `InvalidInput`, `ModelNotFound`, `NotReady`, `Overloaded` …"""
+        connection = self._live()
+        task, record = connection.prepare(model, inputs, deadline)
+        connection.enqueue(model, task, record)
+        assert connection.core is not None
+        return Future(self, connection, connection.core, task)
+
+    def submit_body(self, model: str, body: bytes, codec: str, *, deadline: float | None = None) -> Future:
+        """As `submit`, with a raw body that the worker decodes; take the answer by `Future.body`."""
+        connection = self._live()
+        task, record = connection.prepare_body(model, body, codec, deadline)
+        connection.enqueue(model, task, record)
+        assert connection.core is not None
+        return Future(self, connection, connection.core, task)
+
+    def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> dict[str, Array]:
+        """`submit` and wait. `caller` is not watched by this client."""
+        return self.submit(model, inputs, deadline=deadline).result()
+
+    def predict_body(
+        self,
+        model: str,
+        body: bytes,
+        codec: str,
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> bytes:
+        return self.submit_body(model, body, codec, deadline=deadline).body()
+
+    def close(self) -> None:
+        """Give everything back; whoever still waits gets `PoolLost`."""
+        self._closing = True
+        if self._keeper.is_alive():
+            self._keeper.join()
+
+    def _live(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.ready:
+            raise PoolLost("there is no pool")
+        return connection
+
+    # Waiting.
+
+    def wait_for(self, connection: Connection, task: Task, timeout: float | None) -> None:
+        """Until the task is settled: as the reader if nobody reads, else until the reader says so."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not (task.outcome or task.error):
+            if self._reader.acquire(blocking=False):
+                try:
+                    self._read_until(connection, task, until)
+                finally:
+                    self._reader.release()
+                    self._pass_on()
+            else:
+                self._follow(task, until)
+            if until is not None and time.monotonic() >= until and not (task.outcome or task.error):
+                raise TimeoutError("the task is not settled yet")
+
+    def _read_until(self, connection: Connection, task: Task, until: float | None) -> None:
+        core = connection.core
+        while not (task.outcome or task.error) and core is not None and connection.reply >= 0:
+            if until is not None and not _readable(connection.reply, until - time.monotonic()):
+                return
+            _wake(core.receive(os.read(connection.reply, 65536)))
+
+    def _follow(self, task: Task, until: float | None) -> None:
+        event = threading.Event()
+        self._followers[task.seq] = event
+        task.wake = event.set
+        try:
+            # It may have been settled, or the reader may have left, before it was known that we wait.
+            if not (task.outcome or task.error) and self._reader.locked():
+                event.wait(None if until is None else max(0.0, until - time.monotonic()))
+        finally:
+            task.wake = None
+            del self._followers[task.seq]
+
+    def _pass_on(self) -> None:
+        for event in list(self._followers.values()):
+            if not event.is_set():
+                event.set()
+                return
+
+    # Keeping.
+
+    def _keep(self) -> None:
+        while not self._closing:
+            connection = self._connect()
+            if connection is None:
+                if self._relaunch is not None:
+                    self._relaunch()
+                time.sleep(RECONNECT_S)
+                continue
+            try:
+                self._keep_connection(connection)
+            finally:
+                self._lose(connection)
+
+    def _connect(self) -> Connection | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            return Connection(self._socket_path, sock)
+        except OSError:
+            sock.close()
+            return None
+
+    def _keep_connection(self, connection: Connection) -> None:
+        self._connection = connection
+        while not self._closing and not connection.lost:
+            if _readable(connection.link.sock.fileno(), TICK_S):
+                _wake(connection.hear())
+                with self._changed:
+                    self._changed.notify_all()
+            core = connection.core
+            if core is None:
+                continue
+            connection.flush()
+            expired = core.expire(time.monotonic_ns())
+            if expired:
+                _wake(expired)
+                connection.nudge()
+            if core.under_way and self._reader.acquire(blocking=False):
+                try:
+                    while _readable(connection.reply, 0):
+                        _wake(core.receive(os.read(connection.reply, 65536)))
+                finally:
+                    self._reader.release()
+                    self._pass_on()
+
+    def _lose(self, connection: Connection) -> None:
+        connection.lost = True
+        self._connection = None
+        if connection.core is not None:
+            _wake(connection.core.lose(PoolLost("the pool is gone")))
+            connection.nudge()
+        with self._reader:
+            connection.close()
+        self._pass_on()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _forked(self) -> None:
+        """In a child of fork: the pool knows nothing of this process, and its descriptors are the parent's."""
+        self._connection = None
+        self._closing = True
+
+
+def _wake(tasks: list[Task]) -> None:
+    for task in tasks:
+        wake = task.wake
+        if wake is not None:
+            wake()
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout) * 1000))
+
+
+_alive: weakref.WeakSet[ThreadClient] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for client in list(_alive):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

@@ -1,0 +1,183 @@
+"""A client's connection to the pool, without waiting: the control socket, the queues, the reply pipe, the core.
+
+Both drivers own one at a time and make a new one when the pool is lost. They call `hear` when the control socket
+is readable, hand what they read from `reply` to `core.receive`, and wake whoever waits for the tasks that come
+back. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import termios
+import time
+from collections.abc import Mapping
+from struct import Struct
+
+from workers import control
+from workers.arena import Arena
+from workers.core import ClientCore, Task
+from workers.errors import Draining, Overloaded, PoolLost
+from workers.model import Array
+from workers.records import FRAME, RECORD_SIZE
+from workers.status import ModelStatus
+
+CLOCKS_APART_NS = 10_000_000_000
+_COUNT = Struct("i")
+_NO_COUNT = bytes(_COUNT.size)
+
+
+class Connection:
+    """Connects on being made (`OSError` if nobody listens). `ready` once the pool has introduced itself, `lost`
+    once it is gone."""
+
+    def __init__(self, socket_path: str, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.connect(socket_path)
+        self.link = control.Link(sock)
+        self.ready = False
+        self.lost = False
+        self.core: ClientCore | None = None
+        self.reply = -1
+        self._reply_write = -1
+        self._queues: dict[str, int] = {}
+        self._welcome: control.Welcome | None = None
+        self._statuses: list[ModelStatus] = []
+
+    # Submitting.
+
+    def admit(self, name: str) -> ModelStatus:
+        """The model's status, if it takes a task now; raises why not."""
+        view = self._core().model(name)
+        queue = self._queues.get(name)
+        if queue is None:
+            raise Draining("the pool is draining")
+        depth = _COUNT.unpack(fcntl.ioctl(queue, termios.FIONREAD, _NO_COUNT))[0] // RECORD_SIZE
+        view.admit(depth)
+        return view.status
+
+    def prepare(self, name: str, inputs: Mapping[str, Array], deadline: float | None) -> tuple[Task, bytes]:
+        """A task with its inputs in shared memory, and the record for `enqueue`: register the waiter in between."""
+        core = self._core()
+        status = self.admit(name)
+        now = time.monotonic_ns()
+        return core.submit(core.models[name], inputs, _deadline_ns(deadline, status, now), now)
+
+    def prepare_body(self, name: str, body: bytes, codec: str, deadline: float | None) -> tuple[Task, bytes]:
+        core = self._core()
+        status = self.admit(name)
+        now = time.monotonic_ns()
+        return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now)
+
+    def enqueue(self, name: str, task: Task, record: bytes) -> None:
+        """Into the model's queue. `Overloaded` if that is full; the task is then withdrawn."""
+        core = self._core()
+        try:
+            if task.spill is not None:
+                self.link.send(control.Spill(task.spill.id), [os.dup(task.spill.fd)])
+            os.write(self._queues[name], record)
+        except BlockingIOError:
+            core.withdraw(task)
+            raise Overloaded(f"the queue of model {name!r} is full") from None
+        except (OSError, KeyError):
+            core.withdraw(task)
+            raise PoolLost("the pool is gone") from None
+
+    def statuses(self) -> dict[str, ModelStatus]:
+        return {name: view.status for name, view in self._core().models.items()}
+
+    def _core(self) -> ClientCore:
+        if self.core is None or not self.ready or self.lost:
+            raise PoolLost("there is no pool")
+        return self.core
+
+    # Hearing.
+
+    def hear(self) -> list[Task]:
+        """Heed everything the pool has said; the tasks that this settles."""
+        settled: list[Task] = []
+        while not self.lost:
+            try:
+                heard = self.link.receive()
+            except BlockingIOError:
+                break
+            except OSError:
+                heard = None
+            if heard is None:
+                self.lost = True
+                break
+            self._heed(*heard, settled)
+        return settled
+
+    def _heed(self, message: control.Message, fds: list[int], settled: list[Task]) -> None:
+        if isinstance(message, control.Welcome):
+            self._register(message)
+        elif isinstance(message, control.Status):
+            self._learn(message.model)
+        elif isinstance(message, control.Queue):
+            self._queues[message.model] = fds[0]
+        elif isinstance(message, control.Settled):
+            self._introduced()
+        elif isinstance(message, control.SpilledTo) and self.core is not None:
+            settled += self.core.spilled(message.slot, message.seq, fds[0])
+        elif isinstance(message, control.CloseQueues):
+            for fd in self._queues.values():
+                os.close(fd)
+            self._queues.clear()
+            self.link.send(control.QueuesClosed())
+
+    def _register(self, welcome: control.Welcome) -> None:
+        apart = abs(time.monotonic_ns() - welcome.clock_ns)
+        if apart > CLOCKS_APART_NS:
+            raise PoolLost(f"the pool's clock is {apart / 1e9:.0f} s away: deadlines would mean nothing")
+        self._welcome = welcome
+        arena = Arena.create(welcome.slots)
+        self.reply, self._reply_write = os.pipe2(os.O_CLOEXEC)
+        self.link.send(
+            control.Register(os.getpid()),
+            [os.dup(arena.fd), control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK)],
+        )
+        self._arena = arena
+
+    def _learn(self, status: ModelStatus) -> None:
+        if self.core is None:
+            self._statuses.append(status)
+        else:
+            self.core.models[status.name].update(status)
+
+    def _introduced(self) -> None:
+        assert self._welcome is not None
+        self.core = ClientCore(self._arena, self._welcome.arena, self._statuses, self._welcome.spill_limit)
+        self.ready = True
+
+    # Keeping.
+
+    def nudge(self) -> None:
+        """Wake whoever is blocked in reading the reply pipe, by a frame that means nothing."""
+        if self._reply_write >= 0:
+            os.write(self._reply_write, FRAME.pack(0, 0))
+
+    def flush(self) -> None:
+        """Send what still waits, and tell the pool which input spills are over with."""
+        if self.core is not None:
+            while self.core.dropped:
+                self.link.send(control.DropSpill(self.core.dropped.popleft()))
+        self.link.flush()
+
+    def close(self) -> None:
+        """Give everything back. Nobody may be reading `reply`."""
+        self.ready = False
+        self.lost = True
+        self.link.close()
+        for fd in (*self._queues.values(), self.reply, self._reply_write):
+            if fd >= 0:
+                os.close(fd)
+        self._queues.clear()
+        self.reply = self._reply_write = -1
+        if self._welcome is not None:
+            self._arena.close()
+
+
+def _deadline_ns(deadline: float | None, status: ModelStatus, now_ns: int) -> int:
+    return now_ns + int(status.timeout_s * 1e9) if deadline is None else int(deadline * 1e9)

@@ -1,0 +1,424 @@
+"""The client's side of the protocol, without I/O: records out, frames in, completions for whoever waits.
+
+Owns the slots of one arena and the tasks that hold them. A driver (threads: `workers.client`; gevent:
+`service.hub`) writes the records it is handed to the queue, feeds in what it reads from the reply pipe, and wakes
+the waiters of the tasks that come back settled.
+
+A slot goes back to the free ones only on its task's final frame, whoever has stopped waiting before: the worker
+may still be writing. Methods may run in several threads at once, except that one thread at a time feeds frames:
+every hand-over is a single pop from a dictionary or a deque, which the interpreter makes whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from workers.arena import OVERFLOW, Arena, reserve
+from workers.codecs import CODECS
+from workers.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    ModelFailed,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    PoolError,
+    TooLarge,
+    WorkerDied,
+    from_code,
+)
+from workers.model import Array
+from workers.records import CANCEL, CONTROL, INPUT, OUTPUT, RECORD, SLOT_HEADER, STATE, FrameReader, SlotState
+from workers.status import ModelStatus, State
+from workers.tensors import InputChecks, Layout, Layouts, align
+
+ERROR_ROOM = 1024
+"""Bytes kept free in every slot behind the inputs, so that a failure's text always fits."""
+
+_QUEUED, _DONE, _SPILLED, _FAILED = (
+    int(SlotState.QUEUED),
+    int(SlotState.DONE),
+    int(SlotState.SPILLED),
+    int(SlotState.FAILED),
+)
+_TEXTS: dict[int, tuple[type[PoolError], str]] = {
+    SlotState.CANCELLED: (Cancelled, "the task was cancelled"),
+    SlotState.EXPIRED: (DeadlineExceeded, "no answer within the deadline"),
+    SlotState.WORKER_DIED: (WorkerDied, "the worker died while it ran this task, and so did the next one"),
+    SlotState.NOT_READY: (NotReady, "the model is not ready"),
+    SlotState.DRAINING: (Draining, "the pool is draining"),
+}
+
+
+class ModelView:
+    """A model as one client sees it: the pool's last word of it, and what follows from its specs."""
+
+    __slots__ = ("checks", "closed", "private", "row_room", "status")
+
+    def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
+        self.private = private
+        self.update(status)
+
+    def update(self, status: ModelStatus) -> None:
+        self.status = status
+        self.closed = _closed(status)
+        self.checks = InputChecks(status.inputs, status.max_batch)
+        # Bytes of one row of outputs; where a length is open, as much as the inputs take is tried first.
+        self.row_room: int | None = 0
+        for spec in status.outputs:
+            if -1 in spec.shape:
+                self.row_room = None
+                break
+            self.row_room += spec.zeros(1).nbytes + 64
+
+
+    def admit(self, depth: int) -> None:
+        """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
+        if self.closed is not None:
+            raise from_code(*self.closed)
+        if depth >= self.status.max_queue:
+            raise Overloaded(f"the queue of model {self.status.name!r} is full")
+
+
+def _closed(status: ModelStatus) -> tuple[str, str] | None:
+    """Code and text of why the model takes no tasks in its present state; None if it does."""
+    if status.state in (State.READY, State.RESTARTING):
+        return None
+    if status.state is State.REFUSED:
+        return status.code, status.reason
+    if status.state is State.DRAINING:
+        return Draining.code, "the pool is draining"
+    why = f": {status.reason}" if status.reason else ""
+    return NotReady.code, f"model {status.name!r} is {status.state.value}{why}"
+
+
+class Task:
+    """One unit of work and the slot it holds. `outcome` is the slot's final state once it is known, `error` why
+    nobody waits for it any more; `wake` is called once, when either is there."""
+
+    __slots__ = ("base", "cls", "codec", "deadline_ns", "error", "index", "outcome", "seq", "slot", "spill", "wake")
+
+    def __init__(self, slot: int, cls: int, index: int, base: int, seq: int, deadline_ns: int, codec: int) -> None:
+        self.slot = slot
+        self.cls = cls
+        self.index = index
+        self.base = base
+        self.seq = seq
+        self.deadline_ns = deadline_ns
+        self.codec = codec
+        self.outcome = 0
+        self.error: PoolError | None = None
+        self.spill: Spill | None = None
+        self.wake: Callable[[], object] | None = None
+
+
+class Spill:
+    """A one-off memory file: inputs that no slot holds on their way in, or outputs on their way out."""
+
+    __slots__ = ("fd", "id", "map")
+
+    def __init__(self, spill_id: int, fd: int) -> None:
+        self.id = spill_id
+        self.fd = fd
+        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            try:
+                self.map.close()
+            except BufferError:
+                # Views are still out; the last of them unmaps it.
+                pass
+
+
+class ClientCore:
+    """The slots of `arena`, known to the pool as `arena_id`, shared out among `models`.
+
+    A quarter of the slots of each size is kept apart, a few for each model, so that a model that hangs with
+    everything it could lease leaves some for the others.
+    """
+
+    def __init__(self, arena: Arena, arena_id: int, models: Sequence[ModelStatus], spill_limit: int) -> None:
+        self.arena = arena
+        self.arena_id = arena_id
+        self.models: dict[str, ModelView] = {}
+        self.dropped: deque[int] = deque()
+        """Ids of input spills that are over with: the driver tells the pool."""
+        self._spill_limit = spill_limit
+        self._layouts = Layouts()
+        self._frames = FrameReader()
+        self._seqs = itertools.count(1)
+        self._spills = itertools.count(1)
+        self._open: dict[int, Task] = {}  # by sequence number: somebody waits
+        self._tasks: dict[int, Task] = {}  # by slot: no final frame yet
+        self._written: list[bytes] = [b""] * len(arena.bases)  # descriptor that lies at the start of each slot
+        self._free: list[deque[int]] = []
+        self._home: list[deque[int]] = []
+        kept = [0 if len(models) < 2 else count // 4 // len(models) for _, count, _ in arena.classes]
+        privates: list[list[deque[int]]] = [[] for _ in models]
+        for k, (_, count, _) in enumerate(arena.classes):
+            slots = range(arena.firsts[k], arena.firsts[k] + count)
+            shares = [deque(slots[i * kept[k] : (i + 1) * kept[k]]) for i in range(len(models))]
+            shared = deque(slots[len(models) * kept[k] :])
+            for i, share in enumerate(shares):
+                privates[i].append(share)
+                self._home += [share] * len(share)
+            self._home += [shared] * len(shared)
+            self._free.append(shared)
+        for status, private in zip(models, privates, strict=True):
+            self.models[status.name] = ModelView(status, private)
+
+    def model(self, name: str) -> ModelView:
+        view = self.models.get(name)
+        if view is None:
+            raise ModelNotFound(f"there is no model {name!r}")
+        return view
+
+    # What goes out.
+
+    def submit(
+        self, model: ModelView, inputs: Mapping[str, Array], deadline_ns: int, now_ns: int
+    ) -> tuple[Task, bytes]:
+        """Lease a slot, write the inputs; the task and the record to queue. `InvalidInput`, `TooLarge`,
+        `Overloaded`."""
+        layout = model.checks.layout(inputs)
+        row_room = model.row_room
+        room = layout.size if row_room is None else 256 + row_room * layout.rows
+        task = self._lease(model, layout.size, room, deadline_ns, 0)
+        arena = self.arena
+        if task.spill is None:
+            base = task.base + SLOT_HEADER
+            descriptor = layout.descriptor
+            if self._written[task.slot] is not descriptor:
+                arena.view[base : base + len(descriptor)] = descriptor
+                arena.words[(task.base >> 3) + INPUT] = len(descriptor)
+                self._written[task.slot] = descriptor
+            for tensor, rows in zip(
+                layout.tensors, arena.class_views(task.cls, SLOT_HEADER, layout), strict=True
+            ):
+                rows[task.index] = inputs[tensor.name]
+        else:
+            self._spill_inputs(task, task.spill, layout, inputs)
+        return task, self._record(task, now_ns)
+
+    def submit_body(
+        self, model: ModelView, body: bytes | memoryview, codec: str, deadline_ns: int, now_ns: int
+    ) -> tuple[Task, bytes]:
+        """As `submit`, for a raw body that the worker is to decode."""
+        size = len(body)
+        task = self._lease(model, size, size, deadline_ns, CODECS[codec].wire_id)
+        self.arena.words[(task.base >> 3) + INPUT] = size
+        self._written[task.slot] = b""
+        if task.spill is None:
+            base = task.base + SLOT_HEADER
+            self.arena.view[base : base + size] = body
+        else:
+            task.spill.map[:size] = body
+        return task, self._record(task, now_ns)
+
+    def withdraw(self, task: Task) -> None:
+        """The record never got into a queue."""
+        self._open.pop(task.seq, None)
+        self._tasks.pop(task.slot, None)
+        self._give_back(task)
+
+    def _lease(self, model: ModelView, size: int, room: int, deadline_ns: int, codec: int) -> Task:
+        if size > self._spill_limit:
+            raise TooLarge(f"the inputs are {size} bytes, and at most {self._spill_limit} can be taken")
+        arena = self.arena
+        need = SLOT_HEADER + align(size) + ERROR_ROOM + room
+        spill = False
+        slot = -1
+        for k, (slot_bytes, _, _) in enumerate(arena.classes):
+            if need <= slot_bytes:
+                slot = self._take(model, k)
+                if slot >= 0:
+                    break
+        if slot < 0:
+            # No slot is free that holds it: a small one and a memory file do. A slot is needed all the same.
+            spill = need > arena.classes[0][0]
+            k = 0
+            slot = self._take(model, 0) if spill else -1
+            if slot < 0:
+                raise Overloaded("every slot is taken")
+        seq = next(self._seqs)
+        task = Task(slot, k, slot - arena.firsts[k], arena.bases[slot], seq, deadline_ns, codec)
+        if spill:
+            try:
+                task.spill = Spill(self.arena_id << 32 | next(self._spills), reserve("headrace-spill", max(size, 1)))
+            except PoolError as error:
+                self._home[slot].append(slot)
+                raise Overloaded(str(error)) from None
+        return task
+
+    def _take(self, model: ModelView, k: int) -> int:
+        try:
+            return self._free[k].pop()
+        except IndexError:
+            pass
+        try:
+            return model.private[k].pop()
+        except IndexError:
+            return -1
+
+    def _spill_inputs(self, task: Task, spill: Spill, layout: Layout, inputs: Mapping[str, Array]) -> None:
+        spill.map[: len(layout.descriptor)] = layout.descriptor
+        self.arena.words[(task.base >> 3) + INPUT] = len(layout.descriptor)
+        self._written[task.slot] = b""
+        for name, view in layout.views(spill.map, 0).items():
+            view[...] = inputs[name]
+
+    def _record(self, task: Task, now_ns: int) -> bytes:
+        seq = task.seq
+        self.arena.words[task.base >> 3] = seq << 8 | _QUEUED
+        self._tasks[task.slot] = task
+        self._open[seq] = task
+        spill = 0 if task.spill is None else task.spill.id
+        return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec)
+
+    # What comes back.
+
+    def receive(self, data: bytes) -> list[Task]:
+        """The tasks that somebody waited for and that the frames in `data` settle. Unknown frames are no-ops."""
+        settled: list[Task] = []
+        for word, slot in self._frames.feed(data):
+            task = self._tasks.get(slot)
+            if task is not None and task.seq == word >> 8:
+                self._finish(task, word & 0xFF, settled)
+        if self.arena.words[OVERFLOW]:
+            self.arena.words[OVERFLOW] = 0
+            settled += self._scan()
+        return settled
+
+    def _scan(self) -> list[Task]:
+        """A frame was lost on a full pipe: look at the slots themselves."""
+        settled: list[Task] = []
+        for task in list(self._tasks.values()):
+            word = self.arena.words[(task.base >> 3) + STATE]
+            # Spilled outputs come over the control socket, which loses nothing.
+            if word >> 8 == task.seq and word & 0xFF >= _DONE and word & 0xFF != _SPILLED:
+                self._finish(task, word & 0xFF, settled)
+        return settled
+
+    def spilled(self, slot: int, seq: int, fd: int) -> list[Task]:
+        """The outputs of a task came in a memory file, which is now ours."""
+        spill = Spill(0, fd)
+        task = self._tasks.get(slot)
+        settled: list[Task] = []
+        if task is None or task.seq != seq:
+            spill.close()
+            return settled
+        self._drop_spill(task)
+        task.spill = spill
+        self._finish(task, _SPILLED, settled)
+        return settled
+
+    def _finish(self, task: Task, outcome: int, settled: list[Task]) -> None:
+        del self._tasks[task.slot]
+        task.outcome = outcome
+        if self._open.pop(task.seq, None) is None:
+            self._give_back(task)
+        else:
+            settled.append(task)
+
+    def expire(self, now_ns: int) -> list[Task]:
+        """The tasks whose deadline has passed; their slots stay leased until the final frame."""
+        return [
+            task
+            for task in list(self._open.values())
+            if task.deadline_ns <= now_ns and self.abandon(task, DeadlineExceeded("no answer within the deadline"))
+        ]
+
+    def next_deadline_ns(self) -> int | None:
+        return min((task.deadline_ns for task in list(self._open.values())), default=None)
+
+    def lose(self, error: PoolError) -> list[Task]:
+        """The pool is gone, and with it whatever was under way."""
+        return [task for task in list(self._open.values()) if self.abandon(task, error)]
+
+    def abandon(self, task: Task, error: PoolError) -> bool:
+        """Nobody waits for the task any more; true if somebody did until now. It is not run if it has not begun."""
+        if self._open.pop(task.seq, None) is None:
+            return False
+        task.error = error
+        self.arena.words[(task.base >> 3) + CONTROL] = task.seq << 8 | CANCEL
+        return True
+
+    @property
+    def leased(self) -> int:
+        """Slots that are out: under way, or with an answer not yet taken."""
+        free = sum(len(d) for d in self._free) + sum(len(d) for m in self.models.values() for d in m.private)
+        return len(self._home) - free
+
+    @property
+    def under_way(self) -> int:
+        """Tasks without a final frame, waited for or not."""
+        return len(self._tasks)
+
+    # What the waiter takes.
+
+    def arrays(self, task: Task) -> dict[str, Array]:
+        """The outputs of a settled task, as views: they are valid until `release`. Raises the task's error."""
+        self._raise_failure(task)
+        layout, source, at = self._outputs(task)
+        if source is self.arena.map:
+            rows = self.arena.class_views(task.cls, at - task.base, layout)
+            return {t.name: v[task.index] for t, v in zip(layout.tensors, rows, strict=True)}
+        return layout.views(source, at)
+
+    def body(self, task: Task) -> bytes:
+        """The encoded answer of a task that was a raw body."""
+        self._raise_failure(task)
+        if task.outcome == _SPILLED and task.spill is not None:
+            return bytes(task.spill.map)
+        word = self.arena.words[(task.base >> 3) + OUTPUT]
+        at = task.base + (word >> 32)
+        return bytes(self.arena.view[at : at + (word & 0xFFFFFFFF)])
+
+    def release(self, task: Task) -> None:
+        """The answer has been taken: the slot is free again. Once per settled task, and only with an outcome."""
+        if task.outcome and task.error is None:
+            self._give_back(task)
+
+    def _outputs(self, task: Task) -> tuple[Layout, mmap.mmap, int]:
+        word = self.arena.words[(task.base >> 3) + OUTPUT]
+        if task.outcome == _SPILLED and task.spill is not None:
+            source, at = task.spill.map, 0
+        else:
+            source, at = self.arena.map, task.base + (word >> 32)
+        return self._layouts.parse(source[at : at + (word & 0xFFFFFFFF)]), source, at
+
+    def _raise_failure(self, task: Task) -> None:
+        if task.error is not None:
+            raise task.error
+        outcome = task.outcome
+        if outcome in (_DONE, _SPILLED):
+            return
+        if outcome == _FAILED:
+            word = self.arena.words[(task.base >> 3) + OUTPUT]
+            at = task.base + (word >> 32)
+            code, _, text = bytes(self.arena.view[at : at + (word & 0xFFFFFFFF)]).decode().partition("\n")
+            raise from_code(code, text)
+        cls, text = _TEXTS.get(outcome, (ModelFailed, f"unknown outcome {outcome}"))
+        raise cls(text)
+
+    def _give_back(self, task: Task) -> None:
+        self._drop_spill(task)
+        self._home[task.slot].append(task.slot)
+
+    def _drop_spill(self, task: Task) -> None:
+        if task.spill is not None:
+            if task.spill.id:
+                self.dropped.append(task.spill.id)
+            task.spill.close()
+            task.spill = None
+
+    def close(self) -> None:
+        self.arena.close()

@@ -1,0 +1,80 @@
+"""What one worker holds, in memory that the pool sees too.
+
+The worker reads records from the queue with `readv` straight into its inbox, so at whatever instant it dies the
+pool finds them: an entry is there from the moment it left the queue until its task has been answered and the
+entry is cleared. The board is the replicas' common page: until when each of them is gathering a batch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from workers.arena import reserve
+from workers.records import RECORD_SIZE, RECORD_WORDS, Record
+
+# Words of the inbox header: written by the worker, read by the pool.
+BUSY_SINCE, FINISHED = 0, 1
+ENTRIES = 64
+
+
+class Inbox:
+    """`capacity` entries of one record each; an entry is empty when its first word, the arena, is 0."""
+
+    __slots__ = ("capacity", "entries", "fd", "map", "view", "words")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        size = os.fstat(fd).st_size
+        self.capacity = (size - ENTRIES) // RECORD_SIZE
+        self.map = mmap.mmap(fd, size)
+        self.view = memoryview(self.map)
+        self.words = self.view.cast("Q")
+        self.entries = self.view[ENTRIES:]
+
+    @classmethod
+    def create(cls, capacity: int) -> Inbox:
+        return cls(reserve("headrace-inbox", ENTRIES + capacity * RECORD_SIZE))
+
+    def clear(self, entry: int) -> None:
+        self.words[ENTRIES // 8 + entry * RECORD_WORDS] = 0
+
+    def held(self) -> list[Record]:
+        """Every record in it, in the order of taking."""
+        records = [Record.unpack(self.entries, i * RECORD_SIZE) for i in range(self.capacity)]
+        return [record for record in records if record.arena]
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.entries.release()
+        self.words.release()
+        self.view.release()
+        self.map.close()
+
+
+class Board:
+    """One word for each replica of a model: the monotonic nanosecond until which it gathers, 0 when it does not."""
+
+    __slots__ = ("fd", "map", "words")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        self.words = memoryview(self.map).cast("Q")
+
+    @classmethod
+    def create(cls, replicas: int) -> Board:
+        return cls(reserve("headrace-board", 8 * replicas))
+
+    def busy_until(self, but: int, now_ns: int) -> int:
+        """Until when another replica than `but` gathers; 0 if none does. A dead one's word simply expires."""
+        until = 0
+        for i, word in enumerate(self.words):
+            if i != but and word > now_ns and word > until:
+                until = word
+        return until
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.words.release()
+        self.map.close()

@@ -1,0 +1,311 @@
+"""The pool: the process that starts, watches and replaces compute processes and introduces clients to them.
+
+One thread, one loop, never on the path of a request. `Pool.run` waits on: the listening socket, the sockets of
+clients and workers, the end of every worker (a pidfd), the lifeline, and a tick. What happens to a model and its
+replicas is in `workers.served`; here are the clients and the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workers import control
+from workers.arena import CLOSED, OVERFLOW, Arena
+from workers.config import PoolConfig
+from workers.records import FRAME, STATE, Record, SlotState
+from workers.replica import Replica
+from workers.served import Served
+
+log = logging.getLogger("headrace.pool")
+
+TICK_S = 0.05
+DRAIN_GRACE_S = 30.0
+
+
+class Client:
+    """A web process, or whoever else submits tasks. `arena` is None until it has registered."""
+
+    def __init__(self, arena_id: int, sock: socket.socket) -> None:
+        self.arena_id = arena_id
+        self.link = control.Link(sock)
+        self.arena: Arena | None = None
+        self.reply = -1
+        self.spills: dict[int, int] = {}
+        self.queues_closed = False
+
+    def register(self, fds: list[int]) -> None:
+        self.arena = Arena(fds[0])
+        self.reply = fds[1]
+
+    def announce(self, slot: int, word: int) -> None:
+        """A final frame, written by the pool for a worker that cannot."""
+        assert self.arena is not None
+        for _ in range(2):
+            try:
+                os.write(self.reply, FRAME.pack(word, slot))
+                return
+            except BlockingIOError:
+                self.arena.words[OVERFLOW] = 1
+            except BrokenPipeError:
+                return
+
+    def close(self) -> None:
+        self.link.close()
+        for fd in self.spills.values():
+            os.close(fd)
+        self.spills.clear()
+        if self.arena is not None:
+            # Workers see at the next record that nobody waits any more.
+            self.arena.words[CLOSED] = 1
+            self.arena.close()
+            os.close(self.reply)
+
+
+class Pool:
+    """`lifeline`: a pipe's read end; when its last writer is gone the pool ends. None: it runs until told."""
+
+    def __init__(self, config: PoolConfig, socket_path: str, lifeline: int | None = None) -> None:
+        self._config = config
+        self._socket_path = socket_path
+        self._lifeline = lifeline
+        self._selector = selectors.DefaultSelector()
+        self._clients: dict[int, Client] = {}
+        self._next_arena = 1
+        self._served: dict[str, Served] = {}
+        self._running = True
+        self._drain_until = 0.0
+        self._told: dict[str, object] = {}
+
+    def run(self) -> None:
+        """Serve until the lifeline breaks, or a signal has led to a drain. On the main thread."""
+        wake = self._catch_signals()
+        listener = self._listen()
+        self._watch(listener, lambda: self._accept(listener))
+        if self._lifeline is not None:
+            self._watch(self._lifeline, self._lose_lifeline)
+        for model in self._config.models:
+            self._served[model.name] = Served(model, self._config.arena.spill_limit, self)
+        try:
+            while self._running:
+                self._turn()
+        finally:
+            listener.close()
+            self._end()
+            for fd in wake:
+                os.close(fd)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(TICK_S):
+            # An earlier callback of this turn may have ended what this one is for.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        now = time.monotonic()
+        for served in self._served.values():
+            served.tick(now)
+        self._tell()
+        for client in list(self._clients.values()):
+            client.link.flush()
+            if client.link.stuck:
+                log.warning("a client does not read what it is told, and is dropped")
+                self._drop(client)
+        if self._drain_until:
+            self._drain_on(now)
+
+    # The loop's parts: what Served needs of it.
+
+    def watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None:
+        self._watch(fd, ready)
+
+    def unwatch(self, fd: int | socket.socket) -> None:
+        self._selector.unregister(fd)
+
+    def settle(self, record: Record, outcome: SlotState) -> None:
+        """Answer a record that no worker holds."""
+        client = self._clients.get(record.arena)
+        if client is None or client.arena is None:
+            return
+        at = client.arena.bases[record.slot] >> 3
+        if client.arena.words[at + STATE] >> 8 != record.seq:
+            return
+        word = record.seq << 8 | outcome
+        client.arena.words[at + STATE] = word
+        client.announce(record.slot, word)
+
+    def arena(self, arena_id: int) -> Arena | None:
+        client = self._clients.get(arena_id)
+        return client.arena if client is not None else None
+
+    def announce(self, record: Record, word: int) -> None:
+        client = self._clients.get(record.arena)
+        if client is not None and client.arena is not None:
+            client.announce(record.slot, word)
+
+    def hand_arena(self, replica: Replica, memory_id: int) -> None:
+        """Answer a worker that met an arena, or a spill, for the first time."""
+        if not self._find(replica, memory_id):
+            # Its client may have told of it in a packet that is still unread.
+            client = self._clients.get(memory_id >> 32 or memory_id)
+            if client is not None:
+                self._hear(client)
+            if not self._find(replica, memory_id):
+                replica.link.send(control.ArenaDead(memory_id))
+
+    def _find(self, replica: Replica, memory_id: int) -> bool:
+        if memory_id >> 32:
+            owner = self._clients.get(memory_id >> 32)
+            fd = owner.spills.get(memory_id) if owner is not None else None
+            if fd is None:
+                return False
+            replica.link.send(control.ArenaIs(memory_id), [os.dup(fd)])
+            return True
+        client = self._clients.get(memory_id)
+        if client is None or client.arena is None:
+            return False
+        reply = control.reopen(client.reply, os.O_WRONLY | os.O_NONBLOCK)
+        replica.link.send(control.ArenaIs(memory_id), [os.dup(client.arena.fd), reply])
+        return True
+
+    def forward_spill(self, message: control.Spilled, fd: int) -> None:
+        client = self._clients.get(message.arena)
+        if client is None:
+            os.close(fd)
+        else:
+            client.link.send(control.SpilledTo(message.slot, message.seq), [fd])
+
+    # Clients.
+
+    def _listen(self) -> socket.socket:
+        Path(self._socket_path).unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(self._socket_path)
+        finally:
+            os.umask(mask)
+        listener.listen(128)
+        listener.setblocking(False)
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (os.getuid(), 0):
+            log.warning("a process of user %d tried to connect, and was refused", uid)
+            sock.close()
+            return
+        client = Client(self._next_arena, sock)
+        self._next_arena += 1
+        self._clients[client.arena_id] = client
+        self._watch(sock, lambda: self._hear(client))
+        arena = self._config.arena
+        client.link.send(control.Welcome(client.arena_id, arena.slots, arena.spill_limit, time.monotonic_ns()))
+
+    def _hear(self, client: Client) -> None:
+        """Everything a client has said by now."""
+        while client.arena_id in self._clients:
+            try:
+                heard = client.link.receive()
+            except BlockingIOError:
+                return
+            if heard is None:
+                self._drop(client)
+                return
+            self._heed(client, *heard)
+
+    def _heed(self, client: Client, message: control.Message, fds: list[int]) -> None:
+        if isinstance(message, control.Register):
+            client.register(fds)
+            for served in self._served.values():
+                client.link.send(control.Status(served.status()))
+                client.link.send(control.Queue(served.name), [served.writer()])
+            client.link.send(control.Settled())
+            if self._drain_until:
+                client.link.send(control.CloseQueues())
+        elif isinstance(message, control.Spill):
+            client.spills[message.spill] = fds[0]
+        elif isinstance(message, control.DropSpill):
+            fd = client.spills.pop(message.spill, -1)
+            if fd >= 0:
+                os.close(fd)
+        elif isinstance(message, control.QueuesClosed):
+            client.queues_closed = True
+
+    def _drop(self, client: Client) -> None:
+        """A client is gone: what it submitted is not run any more, its memory is given back."""
+        del self._clients[client.arena_id]
+        self._selector.unregister(client.link.sock)
+        client.close()
+        for served in self._served.values():
+            served.drop_arena(client.arena_id)
+
+    def _tell(self) -> None:
+        """Whatever changed about a model, to every client."""
+        for served in self._served.values():
+            status = served.status()
+            if self._told.get(served.name) == status:
+                continue
+            self._told[served.name] = status
+            log.info("model %s is %s%s", status.name, status.state.value, f": {status.reason}" if status.reason else "")
+            for client in self._clients.values():
+                if client.arena is not None:
+                    client.link.send(control.Status(status))
+
+    # Ends.
+
+    def _catch_signals(self) -> tuple[int, int]:
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._drain())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._watch(read, lambda: self._swallow(read))
+        return read, write
+
+    def _swallow(self, fd: int) -> None:
+        os.read(fd, 4096)
+
+    def _lose_lifeline(self) -> None:
+        log.info("the web server is gone; ending")
+        self._running = False
+
+    def _drain(self) -> None:
+        """Take no more tasks, finish those that were taken, end. A second signal ends at once."""
+        if self._drain_until:
+            self._running = False
+            return
+        log.info("draining")
+        self._drain_until = time.monotonic() + DRAIN_GRACE_S
+        for served in self._served.values():
+            served.drain()
+        for client in self._clients.values():
+            client.link.send(control.CloseQueues())
+
+    def _drain_on(self, now: float) -> None:
+        if all(client.queues_closed or client.arena is None for client in self._clients.values()):
+            for served in self._served.values():
+                served.close_queue()
+        if all(served.drained for served in self._served.values()) or now > self._drain_until:
+            self._running = False
+
+    def _end(self) -> None:
+        for served in self._served.values():
+            served.end()
+        for client in self._clients.values():
+            client.link.flush()
+            client.close()
+        Path(self._socket_path).unlink(missing_ok=True)
+        self._selector.close()
+
+    def _watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, ready)

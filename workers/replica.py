@@ -1,0 +1,107 @@
+"""One compute process as the pool sees it: spawned, equipped, watched, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from typing import Any
+
+import multiprocess
+from multiprocess.connection import Connection
+
+from workers import control, startup
+from workers.config import ModelConfig
+from workers.inbox import BUSY_SINCE, FINISHED, Board, Inbox
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+_spawn: Any = multiprocess.get_context("spawn")
+
+
+class Replica:
+    """The `index`-th process of a model. `queue`: a read end of the model's queue, of which it gets its own.
+
+    Must be made on the pool's main thread: the signal that ends the process with its parent follows the thread.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, queue: int, board: Board, spill_limit: int) -> None:
+        self.index = index
+        self.inbox = Inbox.create(config.max_batch)
+        self.started = time.monotonic()
+        self.ready = False
+        self.silent = False
+        self.failed: control.LoadFailed | None = None
+        self.forwarded: deque[tuple[int, int, int]] = deque(maxlen=max(64, config.max_batch))
+        """(arena, slot, seq) of outputs sent on in a memory file: their tasks are answered."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = control.Link(ours)
+        assignment = startup.Assignment(
+            config.model,
+            config.name,
+            index,
+            config.options,
+            # In this wrapping `multiprocess` passes the descriptor on to the new process.
+            Connection(theirs.detach()),
+            os.getpid(),
+            int(config.max_delay_ms * 1e6),
+            spill_limit,
+        )
+        for name in THREAD_VARIABLES:
+            os.environ[name] = str(config.threads)
+        self._process = _spawn.Process(target=startup.main, args=(assignment,))
+        self._process.start()
+        assignment.link.close()
+        self.pid: int = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.link.send(
+            control.Equip(index, config.replicas),
+            [control.reopen(queue, os.O_RDONLY | os.O_NONBLOCK), os.dup(self.inbox.fd), os.dup(board.fd)],
+        )
+
+    @property
+    def busy_since_ns(self) -> int:
+        """Since when it has been running one batch, in monotonic nanoseconds; 0 when it is not."""
+        return self.inbox.words[BUSY_SINCE]
+
+    @property
+    def productive(self) -> bool:
+        """It has finished at least one task."""
+        return self.inbox.words[FINISHED] > 0
+
+    def kill(self) -> None:
+        """End it and whatever its model has started; `reap` follows when its end is seen."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has not got as far as making its group.
+            os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> str:
+        """Collect the process, which has ended; how it did."""
+        try:
+            # What the model left running goes first, while the unreaped process still pins the id.
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        self._process.join()
+        code = self._process.exitcode
+        self._process.close()
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def close(self) -> None:
+        """Give up what the pool holds of it, once its inbox has been gone through."""
+        os.close(self.pidfd)
+        self.link.close()
+        self.inbox.close()
