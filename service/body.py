@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from gunicorn.http.errors import ParseException
 
+from service.environ import CLOSE_KEY
 from service.errors import HttpError
 from workers.errors import TooLarge
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-CLOSE_KEY = "headrace.close"
+
 _STEP = 1024 * 1024
 
 

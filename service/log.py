@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from service.request import ID_KEY, decoded_path
+from service.environ import ID_KEY
+from service.request import decoded_path
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from service import body
+from service.environ import ID_KEY
 from service.errors import HttpError
 from workers import strict_json
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
-
-ID_KEY = "headrace.request_id"
 
 
 class Request:

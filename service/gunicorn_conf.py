@@ -1,0 +1,62 @@
+"""gunicorn's settings for Headrace, and what its master does around them.
+
+`gunicorn -c gunicorn.conf.py` reads this, or `-c python:service.gunicorn_conf` where there is no checkout. Every
+setting of gunicorn can still be given on its command line or in a configuration file that imports this one.
+The master loads this module: nothing here may import the application.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from service import master
+from service.config import ConfigError, Settings
+
+try:
+    _settings = Settings.from_env(os.environ)
+except ConfigError as error:
+    print(f"Error: {error}", file=sys.stderr)
+    raise SystemExit(1) from None
+
+wsgi_app = "service:create_app()"
+worker_class = "service.webworker.HeadraceWorker"
+bind = _settings.bind
+workers = _settings.web_workers
+worker_connections = 1000
+keepalive = 75
+timeout = 30
+graceful_timeout = _settings.graceful_timeout
+limit_request_line = 8190
+limit_request_fields = 100
+limit_request_field_size = 8190
+loglevel = "warning"  # the start is one line, and each request has its own
+control_socket_disable = True  # its default path is one per user, not one per instance
+# The heartbeats of the web processes must not wait for a disk.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def on_starting(arbiter: Any) -> None:
+    master.prepare(arbiter)
+
+
+def when_ready(arbiter: Any) -> None:
+    master.announce(arbiter)
+
+
+def on_exit(arbiter: Any) -> None:
+    master.clean_up()
+
+
+def post_fork(arbiter: Any, worker: Any) -> None:
+    from service import log
+
+    log.start()
+
+
+def worker_exit(arbiter: Any, worker: Any) -> None:
+    if worker.pid == os.getpid() and "service.connect" in sys.modules:
+        from service.connect import close_clients
+
+        close_clients()

@@ -1,0 +1,155 @@
+"""What Headrace adds to gunicorn's master process: a start that fails in one line, the pool, a HUP that cannot
+take the service down.
+
+All of it hangs on the one arbiter it is given; nothing of gunicorn is patched for others.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+from gunicorn.util import is_ipv6
+
+_CHECK_S = 60.0
+_CHECK_POLL_S = 0.1
+
+
+def prepare(arbiter: Any) -> None:
+    """Before the master binds: refuse what cannot work, then start the pool that comes with this server."""
+    if not _inherits_sockets(arbiter):
+        for address in arbiter.cfg.address:
+            _refuse_if_taken(arbiter, address)
+    if not os.environ.get("HEADRACE_POOL_SOCKET"):
+        _start_pool(arbiter)
+    # The second signal is a quick stop then, as gunicorn's own TERM followed by INT is.
+    arbiter.handle_int = arbiter.handle_quit = arbiter.handle_term
+    reload = arbiter.handle_hup
+    arbiter.handle_hup = lambda: _reload(arbiter, reload)
+
+
+def announce(arbiter: Any) -> None:
+    """The one line of a start that went well."""
+    print("Listening on " + ", ".join(map(str, arbiter.LISTENERS or arbiter.cfg.bind)), flush=True)
+
+
+def clean_up() -> None:
+    launch = sys.modules.get("workers.launch")  # not imported again: it holds the pool, if there is one
+    embedded = launch.current() if launch is not None else None
+    if embedded is not None:
+        embedded.remove()
+
+
+# Starting
+
+
+def _inherits_sockets(arbiter: Any) -> bool:
+    activated = os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS", "0") != "0"
+    return activated or bool(arbiter.master_pid)
+
+
+def _refuse_if_taken(arbiter: Any, address: tuple[str, int] | str | int) -> None:
+    """Bind and let go: gunicorn itself would try five times in five seconds and say so in ten lines."""
+    if isinstance(address, int):
+        return  # a descriptor, bound already
+    try:
+        if isinstance(address, str):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(address) == 0:  # gunicorn would take the path from whoever listens there
+                    _give_up(arbiter, f"unix:{address} is in use by another process")
+            return
+        with socket.socket(socket.AF_INET6 if is_ipv6(address[0]) else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if arbiter.cfg.reuse_port:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(address)
+    except OSError as error:
+        _give_up(arbiter, f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}")
+
+
+def _start_pool(arbiter: Any) -> None:
+    from workers import launch
+    from workers.config import ConfigError, load
+
+    try:
+        launch.check_memory(load(os.environ.get("HEADRACE_CONFIG") or None), arbiter.cfg.workers)
+    except (ConfigError, launch.NotEnoughMemory) as error:
+        _give_up(arbiter, str(error))
+    launch.prepare().ensure()
+
+
+def _give_up(arbiter: Any, reason: str) -> NoReturn:
+    if arbiter.pidfile is not None:
+        arbiter.pidfile.unlink()
+    print(f"Error: {reason}", file=sys.stderr, flush=True)
+    sys.exit(1)
+
+
+# Reloading
+
+
+def _reload(arbiter: Any, reload: Any) -> None:
+    """HUP: try the new configuration and application in a process of their own first. In the master the first
+    would end it at once, and a web process that cannot load the second would end it soon after."""
+    problem = _check(arbiter)
+    if problem is not None:
+        arbiter.log.error("Reload refused, the service runs on as it was: %s", problem)
+        return
+    if not arbiter.cfg.preload_app:
+        _forget_code()
+    reload()
+
+
+def _check(arbiter: Any) -> str | None:
+    """What is wrong with what a HUP would load; None when nothing is."""
+    command = [sys.executable, "-m", "gunicorn", *sys.argv[1:], "--check-config"]
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command,
+            cwd=arbiter.START_CTX["cwd"],
+            env=arbiter.cfg.env_orig,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        until = time.monotonic() + _CHECK_S
+        while child.poll() is None:
+            if time.monotonic() > until or _must_stop(arbiter):
+                child.kill()
+                child.wait()
+                return f"the check was given up after {_CHECK_S - (until - time.monotonic()):.0f} s"
+            time.sleep(_CHECK_POLL_S)
+        if child.returncode == 0:
+            return None
+        output.seek(0)
+        lines = [line.strip() for line in output.read()[-65536:].decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line), f"the check exited with {child.returncode}")[:500]
+
+
+def _must_stop(arbiter: Any) -> bool:
+    """Whether a signal to stop waits in the master's queue, which is left as it was."""
+    waiting = []
+    try:
+        while True:
+            waiting.append(arbiter.SIG_QUEUE.get_nowait())
+    except queue.Empty:
+        pass
+    for sig in waiting:
+        arbiter.SIG_QUEUE.put_nowait(sig)
+    return any(sig in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) for sig in waiting)
+
+
+def _forget_code() -> None:
+    """Let the web processes to come load what of ours this process has loaded. `workers.launch` stays, for it
+    holds the running pool."""
+    for name in list(sys.modules):
+        package = name.partition(".")[0]
+        if package in ("service", "workers") and name != "workers.launch":
+            del sys.modules[name]

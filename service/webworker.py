@@ -1,0 +1,300 @@
+"""The gunicorn worker class: gunicorn's gevent worker with deadlines, JSON errors and an end that loses nobody.
+
+What differs from the base class:
+- every wait for a client has a deadline: the head of a request, its body, the reading of the answer;
+- an error gunicorn itself answers is JSON, and costs the log one line when it is the client's;
+- SIGTERM, SIGINT, SIGQUIT, `max_requests` and a lost master all end alike: no new connections, answers to all
+  requests that have arrived, `Connection: close` on each, exit once nothing is in flight.
+
+The gunicorn master loads this module, so it imports nothing of the application.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import ssl
+import time
+from datetime import datetime
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import gevent
+from gevent.pool import Pool
+from gevent.server import StreamServer
+from gunicorn import sock as gunicorn_sock
+from gunicorn.http import errors as http_errors
+from gunicorn.http import get_parser, wsgi
+from gunicorn.http2 import negotiation
+from gunicorn.workers.ggevent import GeventWorker
+
+from service.config import Settings
+from service.connection import Answer, Reader, SlowHead, linger, refuse
+
+_POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
+_NOTIFY_S = 1.0
+_KILL_S = 0.3
+_FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
+_ACCEPT_REST = 1024
+
+# While draining: how long a connection may have been silent before it is closed. Its client may be about to
+# send, and then would see a reset: a busy client sends within the grace, is answered, and told to close.
+_GRACE_S = 0.5
+_GRACE_OF_NEW_S = 1.0
+
+_CLIENT_LEFT = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+# What is wrong with a request that gunicorn's parser refuses; the first class that fits, 400 when none does.
+_REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
+    (http_errors.InvalidResponseHeader, 500, "internal error"),  # subclasses of two below, but the application's fault
+    (http_errors.InvalidResponseHeaderName, 500, "internal error"),
+    (http_errors.ConfigurationProblem, 500, "internal error"),
+    (http_errors.LimitRequestLine, 414, "request line too long"),
+    (http_errors.LimitRequestHeaders, 431, "request headers too large"),
+    (http_errors.ExpectationFailed, 417, "expectation failed"),
+    (http_errors.UnsupportedTransferCoding, 501, "unsupported transfer coding"),
+    (http_errors.ForbiddenProxyRequest, 403, "forbidden"),
+    (http_errors.InvalidRequestLine, 400, "malformed request line"),
+    (http_errors.InvalidRequestMethod, 400, "malformed method"),
+    (http_errors.InvalidHTTPVersion, 400, "unsupported HTTP version"),
+    (http_errors.ParseException, 400, "malformed request"),
+)
+
+logger = logging.getLogger("headrace")
+
+
+class HeadraceWorker(GeventWorker):  # type: ignore[misc]
+    alive: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # gunicorn's own, whatever they are
+        super().__init__(*args, **kwargs)
+        self._idle: set[Reader] = set()
+        self._signals: list[int] = []
+        self._quick = False
+        self._notified = 0.0
+
+    def run(self) -> None:
+        self._settings = Settings.from_env(os.environ)
+        servers = [self._listen(sock) for sock in self.sockets]
+        while self.alive:
+            self.notify()
+            gevent.sleep(_POLL_S)
+        self._drain(servers)
+
+    # One connection
+
+    def handle(self, listener: _Listener, client: Any, addr: Any) -> None:
+        if self._is_not_plain_http(client, addr):
+            super().handle(listener, client, addr)
+            return
+        req = None
+        unread = True  # whether bytes may be left that the client has sent
+        reader = Reader(client, self._settings, self.cfg.keepalive, self._idle)
+        try:
+            if isinstance(client, ssl.SSLSocket) and not self.cfg.do_handshake_on_connect:
+                client.settimeout(self._settings.header_timeout)
+                client.do_handshake()
+            parser = get_parser(self.cfg, client, addr)
+            parser.unreader = reader
+            proxy_info: dict[str, Any] = {}
+            while True:
+                req = None
+                reader.begin_head()
+                req = next(parser)
+                req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
+                keep = self._serve(reader, listener.getsockname(), req, client, addr)
+                if not keep or not parser.finish_body(deadline=time.monotonic() + _FINISH_BODY_S):
+                    break
+                gevent.sleep(0)  # a client that is never waited for must not keep the others waiting
+            unread = reader.has_unread(req.body)
+        except (StopIteration, http_errors.NoMoreData, ssl.SSLError, gevent.GreenletExit):
+            unread = False  # the client has closed, or is not worth more words
+        except SlowHead:
+            self._refuse(client, addr, 408, "the request came too slowly", "")
+        except OSError as error:
+            unread = False
+            if not isinstance(error, TimeoutError) and error.errno not in _CLIENT_LEFT:
+                logger.exception("connection of %s failed", _name(addr))
+        except (Exception, SystemExit) as error:  # the one place above the application; `sys.exit` there is a bug too
+            self.handle_error(req, client, addr, error)
+        finally:
+            if unread and not self._quick:
+                linger(client)
+            client.close()
+
+    def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
+        """Answer one request; whether the connection may carry another."""
+        started = datetime.now()
+        environ: dict[str, Any] = {}
+        answer: Answer | None = None
+        try:
+            self.cfg.pre_request(self, req)
+            reader.begin_body(expects_continue=req._expected_100_continue)
+            req._expected_100_continue = False  # or `create` would send it at once
+            response_args = (self, reader, self._settings.send_timeout)
+            answer, environ = wsgi.create(
+                req, sock, addr, listener_name, self.cfg, response_class=Answer, response_args=response_args
+            )
+            answer.environ = environ
+            environ["wsgi.multithread"] = True
+            self._count()
+            if not self.cfg.keepalive:
+                answer.force_close()
+            self._respond(answer, environ)
+            self.log.access(answer, req, environ, datetime.now() - started)
+            return not answer.should_close()
+        except OSError:
+            raise
+        except (Exception, SystemExit):
+            if answer is None or not answer.headers_sent:
+                raise
+            logger.exception("an answer to %s %s broke off", req.method, req.path)
+            return False  # without the end of its body, so that the client knows
+        finally:
+            self.cfg.post_request(self, req, environ, answer)
+
+    def _respond(self, answer: Answer, environ: dict[str, Any]) -> None:
+        pieces = self.wsgi(environ, answer.start_response)
+        try:
+            if isinstance(pieces, environ["wsgi.file_wrapper"]):
+                answer.write_file(pieces)
+            else:
+                for piece in pieces:
+                    answer.write(piece)
+            answer.close()
+        finally:
+            if hasattr(pieces, "close"):
+                pieces.close()
+
+    def _count(self) -> None:
+        self.nr += 1
+        if self.nr >= self.max_requests and self.alive:
+            self.log.info("Autorestarting worker after current request.")
+            self.alive = False
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        """Answer a failure that never reached the application, or that it did not answer, in JSON."""
+        refusals = ((status, reason) for kind, status, reason in _REFUSALS if isinstance(exc, kind))
+        status, reason = next(refusals, (500, "internal error"))
+        if status == 500:
+            logger.error("connection of %s failed", _name(addr), exc_info=exc)
+        self._refuse(client, addr, status, reason, str(exc))
+
+    def _refuse(self, client: Any, addr: Any, status: int, reason: str, detail: str) -> None:
+        logging.getLogger("headrace.request").info("%s -> %d %s %s", _name(addr), status, reason, detail[:200])
+        refuse(client, status, reason)
+
+    def _is_not_plain_http(self, client: Any, addr: Any) -> bool:
+        """uwsgi and HTTP/2 in all its ways of beginning are left to gunicorn."""
+        return bool(
+            self.cfg.protocol != "http"
+            or gunicorn_sock.is_http2_negotiated(client)
+            or negotiation.prior_knowledge_allowed(self.cfg, addr)
+            or negotiation.upgrade_allowed(self.cfg, addr)
+        )
+
+    # Beginning and end
+
+    def _listen(self, sock: Any) -> _Server:
+        sock.setblocking(1)
+        tls = {"ssl_context": gunicorn_sock.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
+        handle = partial(self.handle, _Listener(sock.getsockname()))
+        server = _Server(sock, handle=handle, spawn=Pool(self.worker_connections), **tls)
+        if self.cfg.workers > 1:
+            server.max_accept = 1  # take turns with the other web processes
+        server.start()
+        return server
+
+    def _drain(self, servers: list[_Server]) -> None:
+        """Answer everything that has arrived, then leave."""
+        for server in servers:
+            server.accept_rest()
+            server.close()
+        # A little less than the master's own limit, which is SIGKILL.
+        until = time.monotonic() + self.cfg.graceful_timeout - min(1.0, self.cfg.graceful_timeout / 10)
+        while any(len(server.pool) for server in servers):
+            if self._quick or time.monotonic() > until:
+                break
+            self._close_idle()
+            self.notify()
+            gevent.sleep(_POLL_S)
+        else:
+            return
+        if not self._quick:
+            self.log.warning("Worker graceful timeout (pid:%s)", self.pid)
+        for server in servers:
+            server.stop(timeout=_KILL_S)
+
+    def _close_idle(self) -> None:
+        now = time.monotonic()
+        for reader in list(self._idle):
+            if now - reader.idle_since >= (_GRACE_S if reader.requests else _GRACE_OF_NEW_S):
+                reader.hang_up()
+
+    def notify(self) -> None:
+        now = time.monotonic()
+        if now - self._notified >= _NOTIFY_S:
+            self._notified = now
+            self.tmp.notify()
+        if self.ppid != os.getppid() and self.alive:
+            self.log.info("Parent changed, shutting down: %s", self)
+            self.alive = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals.append(sig)
+        self.alive = False
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGINT and SIGQUIT: as SIGTERM, and at once when that has been asked for before.
+
+        One Ctrl-C of a terminal reaches a web process twice, as its own SIGINT and as the master's SIGTERM; so a
+        SIGINT means haste only after a SIGINT. A SIGQUIT after anything does: it is how the master hurries.
+        """
+        self._quick = signal.SIGINT in self._signals if sig == signal.SIGINT else bool(self._signals)
+        self._signals.append(sig)
+        self.alive = False
+        gevent.spawn(self.cfg.worker_int, self)
+
+
+class _Listener:
+    """What connections ask of the listening socket, also after it has been closed."""
+
+    def __init__(self, name: Any) -> None:
+        self._name = name
+
+    def getsockname(self) -> Any:
+        return self._name
+
+
+class _Server(StreamServer):  # type: ignore[misc]
+    def accept_rest(self) -> None:
+        """Take what clients have been told is connected: closing the socket would reset it."""
+        self.stop_accepting()
+        for _ in range(_ACCEPT_REST):
+            accepted = None if self.full() else self.do_read()
+            if not accepted:
+                return
+            self.do_handle(*accepted)
+
+    def do_read(self) -> Any:
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            logger.warning("cannot accept connections: %s", error.strerror)
+        self.stop_accepting()
+        gevent.spawn_later(1.0, self._accept_again)
+        return None
+
+    def _accept_again(self) -> None:
+        if self.started:
+            self.start_accepting()
+
+
+def _name(addr: Any) -> str:
+    return f"{addr[0]}:{addr[1]}" if isinstance(addr, tuple) else "a client"
