@@ -1,0 +1,60 @@
+"""An application for tests under real gunicorn; it needs no pool."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from service import HttpServer, Request, Response
+
+server = HttpServer()
+
+
+@server.post("/echo")
+def echo(request: Request) -> bytes:
+    return request.body
+
+
+@server.post("/unread")
+def unread(request: Request) -> str:
+    return "unread"
+
+
+@server.get("/pid")
+def pid(request: Request) -> dict[str, int]:
+    return {"pid": os.getpid()}
+
+
+@server.get("/slow")
+def slow(request: Request) -> str:
+    time.sleep(float(request.query["s"]))
+    return "slow"
+
+
+@server.get("/large")
+def large(request: Request) -> bytes:
+    return b"x" * int(request.query["n"])
+
+
+@server.get("/exit")
+def exits(request: Request) -> str:
+    raise SystemExit(3)
+
+
+@server.get("/stream")
+def stream(request: Request) -> Response:
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        yield b"second"
+
+    return Response(pieces())
+
+
+@server.get("/breaks")
+def breaks(request: Request) -> Response:
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        raise ZeroDivisionError
+
+    return Response(pieces())
