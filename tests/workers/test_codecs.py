@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -14,6 +14,9 @@ from workers.codecs import BY_WIRE_ID, CODECS, JSON_ROW
 from workers.errors import InvalidInput, InvalidOutput
 from workers.model import DTYPES, Array, TensorSpec
 from workers.strict_json import loads
+
+# The machine may be busy with other things: time is no property of an example.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FEATURES = (TensorSpec("features", "float32", (4,)),)
 SCORES = (TensorSpec("scores", "float32", (2,)),)
@@ -236,6 +239,7 @@ def test_every_power_of_two_reads_back_the_same() -> None:
     assert (np.array(loads(encode(around[None]).encode())).astype("f4") == around).all()
 
 
+@unhurried
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_any_float32_reads_back_the_same(bits: list[int]) -> None:
     array = np.array(bits, "u4").view("f4")
@@ -260,6 +264,7 @@ ARRAYS = hnp.arrays(
 )
 
 
+@unhurried
 @given(ARRAYS)
 def test_any_array_reads_back_the_same_or_is_refused(array: Array) -> None:
     spec = TensorSpec("y", array.dtype.name, array.shape[1:])
@@ -289,6 +294,7 @@ def test_a_megabyte_takes_a_fraction_of_a_second(dtype: str) -> None:
     assert back.tobytes() == array.tobytes()
 
 
+@unhurried
 @given(
     st.binary(max_size=60)
     | st.text(max_size=40).map(str.encode)
