@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -38,9 +39,15 @@ def make_client() -> PoolClient:
     return thread_client
 
 
+def open_clients() -> None:
+    """Connect what this process will serve with, before it takes requests."""
+    for lazy in list(_made):
+        lazy.open()
+
+
 def close_clients() -> None:
     """Close every client this process has made."""
-    for lazy in list(_used):
+    for lazy in list(_made):
         lazy.close()
 
 
@@ -51,6 +58,11 @@ class LazyClient:
         self._client: PoolClient | None = None
         self._pid = 0
         self._making = threading.Lock()
+        _made.add(self)
+
+    def open(self) -> None:
+        with contextlib.suppress(PoolLost):
+            self._get()
 
     def statuses(self) -> Mapping[str, ModelStatus]:
         return self._get().statuses()
@@ -92,11 +104,10 @@ class LazyClient:
             if self._client is None or self._pid != os.getpid():
                 self._client = make_client()
                 self._pid = os.getpid()
-                _used.add(self)
             return self._client
 
 
-_used: WeakSet[LazyClient] = WeakSet()
+_made: WeakSet[LazyClient] = WeakSet()
 
 
 def _socket_is_patched() -> bool:

@@ -49,12 +49,6 @@ def on_exit(arbiter: Any) -> None:
     master.clean_up()
 
 
-def post_fork(arbiter: Any, worker: Any) -> None:
-    from service import log
-
-    log.start()
-
-
 def worker_exit(arbiter: Any, worker: Any) -> None:
     if worker.pid == os.getpid() and "service.connect" in sys.modules:
         from service.connect import close_clients

@@ -8,6 +8,7 @@ of a `memoryview.cast("Q")`: single loads and stores, never torn.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -82,9 +83,7 @@ class Arena:
             k -= 1
         return k
 
-    def class_views(
-        self, k: int, at: int, layout: Layout
-    ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    def class_views(self, k: int, at: int, layout: Layout) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
         """For each tensor of `layout` one array over every slot of class `k`: row i is that tensor of the i-th slot,
         for blocks that start `at` bytes into their slots. A whole batch is gathered or scattered by one index."""
         key = (k, at, layout.descriptor)
@@ -115,11 +114,9 @@ class Arena:
         self._views.clear()
         self.words.release()
         self.view.release()
-        try:
+        # If someone still holds an array over it, the last of them unmaps it.
+        with contextlib.suppress(BufferError):
             self.map.close()
-        except BufferError:
-            # Someone still holds an array over it: the last of them unmaps it.
-            pass
 
 
 def reserve(name: str, size: int) -> int:

@@ -31,7 +31,7 @@ class Future:
     """The answer of one task, to come. Take it once, by `result` or `answer`; or `cancel` it. A future that is
     forgotten cancels itself."""
 
-    __slots__ = ("_client", "_connection", "_core", "_result", "_task", "_taken")
+    __slots__ = ("_client", "_connection", "_core", "_result", "_taken", "_task")
 
     def __init__(self, client: ThreadClient, connection: Connection, core: ClientCore, task: Task) -> None:
         self._client = client
@@ -282,7 +282,11 @@ class ThreadClient:
         self._connection = connection
         while not self._closing and not connection.lost:
             if _readable(connection.link.sock.fileno(), TICK_S):
-                _wake(connection.hear())
+                settled = connection.hear()
+                if settled:
+                    # The reader may be the one who waits for them.
+                    _wake(settled)
+                    connection.nudge()
                 with self._changed:
                     self._changed.notify_all()
             core = connection.core

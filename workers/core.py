@@ -11,6 +11,7 @@ every hand-over is a single pop from a dictionary or a deque, which the interpre
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -76,7 +77,6 @@ class ModelView:
                 break
             self.row_room += spec.zeros(1).nbytes + 64
 
-
     def admit(self, depth: int) -> None:
         """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
         if self.closed is not None:
@@ -131,11 +131,9 @@ class Spill:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            try:
+            # If views are still out, the last of them unmaps it.
+            with contextlib.suppress(BufferError):
                 self.map.close()
-            except BufferError:
-                # Views are still out; the last of them unmaps it.
-                pass
 
 
 class ClientCore:
@@ -200,9 +198,7 @@ class ClientCore:
                 arena.view[base : base + len(descriptor)] = descriptor
                 arena.words[(task.base >> 3) + INPUT] = len(descriptor)
                 self._written[task.slot] = descriptor
-            for tensor, rows in zip(
-                layout.tensors, arena.class_views(task.cls, SLOT_HEADER, layout), strict=True
-            ):
+            for tensor, rows in zip(layout.tensors, arena.class_views(task.cls, SLOT_HEADER, layout), strict=True):
                 rows[task.index] = inputs[tensor.name]
         else:
             self._spill_inputs(task, task.spill, layout, inputs)

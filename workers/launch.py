@@ -142,9 +142,9 @@ def _sweep(root: Path, prefix: str) -> None:
             continue
         # One that is just being made has no lock yet.
         young = time.time() - status.st_mtime < YOUNG_S and not (directory / "owner.lock").exists()
-        if status.st_uid == os.getuid() and not young and not locked(directory / "owner.lock"):
-            if not locked(directory / "pool.lock"):
-                shutil.rmtree(directory, ignore_errors=True)
+        in_use = young or locked(directory / "owner.lock") or locked(directory / "pool.lock")
+        if status.st_uid == os.getuid() and not in_use:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _inheritable_fds() -> list[int]:

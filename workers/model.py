@@ -66,8 +66,11 @@ class TensorSpec:
 
 
 class Model(Protocol):
-    inputs: Sequence[TensorSpec]
-    outputs: Sequence[TensorSpec]
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
 
     def load(self) -> None:
         """Make ready to predict. Raise `Refused` to be listed as refusing; any other error is a failed start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -88,11 +89,9 @@ class Replica:
 
     def reap(self) -> str:
         """Collect the process, which has ended; how it did."""
-        try:
-            # What the model left running goes first, while the unreaped process still pins the id.
+        # What the model left running goes first, while the unreaped process still pins the id.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self._process.join()
         code = self._process.exitcode
         self._process.close()

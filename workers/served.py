@@ -8,6 +8,7 @@ task, make the next start wait.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -94,10 +95,9 @@ class Served:
     def _size_pipe(self) -> int:
         """Room for `max_queue` records and what the workers may put back; the limit that really holds."""
         records = self.config.max_queue + self.config.replicas * self.config.max_batch + 64
-        try:
+        # What the system gives is read back below; beyond its limits it refuses, or quietly gives less.
+        with contextlib.suppress(PermissionError):
             fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, max(65536, records * RECORD_SIZE))
-        except PermissionError:
-            pass
         held: int = fcntl.fcntl(self._write, fcntl.F_GETPIPE_SZ) // RECORD_SIZE
         if held < records:
             limit = max(1, held // 2)

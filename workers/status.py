@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from workers.model import TensorSpec
 
 
-class State(str, Enum):
+class State(StrEnum):
     LOADING = "loading"  # no replica has been ready yet
     READY = "ready"  # at least one replica has loaded and warmed up, and lives
     RESTARTING = "restarting"  # was ready; its queue stays open while replicas come back

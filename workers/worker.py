@@ -14,7 +14,7 @@ import select
 import socket
 import termios
 import time
-from array import array
+from array import array as c_array
 from collections.abc import Mapping
 
 import numpy as np
@@ -221,7 +221,7 @@ class Worker:
         return held
 
     def _depth(self) -> int:
-        buffer = array("i", [0])
+        buffer = c_array("i", [0])
         fcntl.ioctl(self._queue, termios.FIONREAD, buffer)
         return buffer[0] // RECORD_SIZE
 
@@ -372,7 +372,10 @@ class Worker:
         self._inbox.words[FINISHED] += len(items)
 
     def _as_pool_error(self, error: BaseException) -> PoolError:
-        if isinstance(error, InvalidInput | Refused | InvalidOutput | ModelFailed | Overloaded):
+        if isinstance(error, InvalidInput | Refused | InvalidOutput | Overloaded):
+            return error
+        if isinstance(error, ModelFailed):
+            log.error("%s", error)
             return error
         log.error("the model failed", exc_info=error)
         return ModelFailed(_text_of(error))
@@ -508,24 +511,22 @@ def _gather_inputs(parts: list[list[Item]]) -> dict[str, Array]:
         batch = pieces[0]
     else:
         batch = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    for array in batch.values():
-        array.flags.writeable = False
+    for inputs in batch.values():
+        inputs.flags.writeable = False
     return batch
 
 
 def _piece(part: list[Item]) -> dict[str, Array]:
     first = part[0]
     if first.arrays is not None:
-        return {name: array.view() for name, array in first.arrays.items()}
+        return {name: a.view() for name, a in first.arrays.items()}
     layout = first.layout
     slots = first.peer.arena.class_views(first.cls, SLOT_HEADER, layout)
     if len(part) == 1:
         return {t.name: slot[first.index] for t, slot in zip(layout.tensors, slots, strict=True)}
     indexes = [item.index for item in part]
     rows = len(part) * layout.rows
-    return {
-        t.name: slot[indexes].reshape(rows, *t.shape[1:]) for t, slot in zip(layout.tensors, slots, strict=True)
-    }
+    return {t.name: slot[indexes].reshape(rows, *t.shape[1:]) for t, slot in zip(layout.tensors, slots, strict=True)}
 
 
 def _text_of(error: BaseException) -> str:

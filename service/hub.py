@@ -1,0 +1,239 @@
+"""The gevent driver of the pool's client: thousands of greenlets wait, one hub reads.
+
+The hub watches the reply pipe and the control socket; a frame switches to the greenlet that waits for it. A tick
+lets deadlines pass and looks for callers whose connection is gone, so that nobody computes for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gevent
+from gevent import monkey
+from gevent.event import Event
+from gevent.hub import Waiter
+
+from workers.connection import Connection
+from workers.core import ClientCore, Task
+from workers.errors import Cancelled, PoolError, PoolLost
+from workers.model import Array
+from workers.status import ModelStatus
+
+log = logging.getLogger("headrace.client")
+
+TICK_S = 0.05
+RECONNECT_S = 0.1
+READ_SIZE = 65536
+_POLLRDHUP = 0x2000
+_READ = 1  # a watcher's "readable"
+
+_raw_socket = monkey.get_original("socket", "socket")
+_raw_poll = monkey.get_original("select", "poll")
+
+
+class HubClient:
+    """A client of the pool that listens at `socket_path`, for the greenlets of one hub. `relaunch` is called when
+    nobody listens there."""
+
+    def __init__(self, socket_path: str, *, relaunch: Callable[[], None] | None = None) -> None:
+        self._socket_path = socket_path
+        self._relaunch = relaunch
+        self._connection: Connection | None = None
+        self._callers: dict[Task, socket.socket] = {}
+        self._introduced = Event()
+        self._lost = Event()
+        self._closing = False
+        self._keeper: gevent.Greenlet | None = None
+        self._watchers: list[Any] = []
+
+    def start(self, patience_s: float = 1.0) -> None:
+        """Connect; wait up to `patience_s` for the pool to introduce itself, then go on without it and keep trying."""
+        self._keeper = gevent.spawn(self._keep)
+        self._introduced.wait(patience_s)
+
+    # The contract of every client.
+
+    def statuses(self) -> Mapping[str, ModelStatus]:
+        return self._live().statuses()
+
+    def admit(self, model: str) -> ModelStatus:
+        return self._live().admit(model)
+
+    def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> dict[str, Array]:
+        connection = self._live()
+        core, task = self._run(connection, model, *connection.prepare(model, inputs, deadline), caller)
+        try:
+            return {name: array.copy() for name, array in core.arrays(task).items()}
+        finally:
+            core.release(task)
+
+    def predict_body(
+        self,
+        model: str,
+        body: bytes,
+        codec: str,
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> bytes:
+        connection = self._live()
+        core, task = self._run(connection, model, *connection.prepare_body(model, body, codec, deadline), caller)
+        try:
+            return core.body(task)
+        finally:
+            core.release(task)
+
+    def close(self) -> None:
+        """Give everything back; whoever still waits gets `PoolLost`."""
+        self._closing = True
+        self._lost.set()
+        if self._keeper is not None:
+            self._keeper.join()
+
+    def _live(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.ready:
+            raise PoolLost("there is no pool")
+        return connection
+
+    def _run(
+        self, connection: Connection, model: str, task: Task, record: bytes, caller: socket.socket | None
+    ) -> tuple[ClientCore, Task]:
+        """Queue a prepared task and wait until it is settled."""
+        core = connection.core
+        assert core is not None
+        waiter = Waiter()
+        task.wake = partial(waiter.switch, None)
+        connection.enqueue(model, task, record)
+        if caller is not None:
+            self._callers[task] = caller
+        try:
+            waiter.get()
+        except BaseException:
+            # This greenlet is being ended. Its task must not be left with nobody to take the answer.
+            task.wake = None
+            if not core.abandon(task, Cancelled("the caller was ended")):
+                core.release(task)
+            raise
+        finally:
+            if caller is not None:
+                self._callers.pop(task, None)
+        return core, task
+
+    # The hub's part.
+
+    def _keep(self) -> None:
+        while not self._closing:
+            connection = self._connect()
+            if connection is None:
+                if self._relaunch is not None:
+                    self._relaunch()
+                gevent.sleep(RECONNECT_S)
+                continue
+            self._lost.clear()
+            self._watch(connection)
+            if not self._closing:
+                self._lost.wait()
+            self._lose(connection)
+
+    def _connect(self) -> Connection | None:
+        sock = _raw_socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            return Connection(self._socket_path, sock)
+        except OSError:
+            sock.close()
+            return None
+
+    def _watch(self, connection: Connection) -> None:
+        self._connection = connection
+        loop = gevent.get_hub().loop
+        link = loop.io(connection.link.sock.fileno(), _READ)
+        link.start(self._guarded, self._hear, connection)
+        tick = loop.timer(TICK_S, TICK_S, ref=False)
+        tick.start(self._guarded, self._tick, connection)
+        self._watchers = [link, tick]
+
+    def _guarded(self, step: Callable[[Connection], None], connection: Connection) -> None:
+        # An exception that leaves a callback stops its watcher for good: every greenlet would wait for ever.
+        try:
+            step(connection)
+        except PoolError as error:
+            log.error("the pool cannot be used: %s", error)
+            self._lost.set()
+        except Exception:
+            log.exception("the connection to the pool failed and is made anew")
+            self._lost.set()
+
+    def _hear(self, connection: Connection) -> None:
+        was_ready = connection.ready
+        _wake(connection.hear())
+        if connection.ready and not was_ready:
+            reply = gevent.get_hub().loop.io(connection.reply, _READ)
+            reply.start(self._guarded, self._read, connection)
+            self._watchers.append(reply)
+            self._introduced.set()
+        if connection.lost:
+            self._lost.set()
+
+    def _read(self, connection: Connection) -> None:
+        core = connection.core
+        assert core is not None
+        _wake(core.receive(os.read(connection.reply, READ_SIZE)))
+
+    def _tick(self, connection: Connection) -> None:
+        core = connection.core
+        if core is None:
+            return
+        connection.flush()
+        _wake(core.expire(time.monotonic_ns()))
+        if self._callers:
+            self._find_gone(core)
+
+    def _find_gone(self, core: ClientCore) -> None:
+        """Cancel the tasks whose caller has closed its connection. One system call for all of them."""
+        poll = _raw_poll()
+        tasks: dict[int, Task] = {}
+        for task, caller in self._callers.items():
+            fd = caller.fileno()
+            if fd >= 0:
+                tasks[fd] = task
+                poll.register(fd, _POLLRDHUP)
+        for fd, _ in poll.poll(0):
+            task = tasks[fd]
+            if core.abandon(task, Cancelled("the client has gone")):
+                _wake([task])
+
+    def _lose(self, connection: Connection) -> None:
+        self._connection = None
+        for watcher in self._watchers:
+            watcher.stop()
+            watcher.close()
+        self._watchers = []
+        connection.lost = True
+        tasks = connection.core.lose(PoolLost("the pool is gone")) if connection.core is not None else []
+        connection.close()
+        loop = gevent.get_hub().loop
+        for task in tasks:
+            if task.wake is not None:
+                loop.run_callback(task.wake)
+
+
+def _wake(tasks: list[Task]) -> None:
+    for task in tasks:
+        wake = task.wake
+        if wake is not None:
+            task.wake = None
+            wake()
