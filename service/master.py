@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gunicorn.util import is_ipv6
 
 _CHECK_S = 60.0
 _CHECK_POLL_S = 0.1
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def prepare(arbiter: Any) -> None:
@@ -29,6 +31,9 @@ def prepare(arbiter: Any) -> None:
             _refuse_if_taken(arbiter, address)
     if not os.environ.get("HEADRACE_POOL_SOCKET"):
         _start_pool(arbiter)
+    spawn_worker = arbiter.spawn_worker
+    arbiter.spawn_worker = lambda: _spawn(spawn_worker)
+    os.register_at_fork(after_in_child=_forked)
     # The second signal is a quick stop then, as gunicorn's own TERM followed by INT is.
     arbiter.handle_int = arbiter.handle_quit = arbiter.handle_term
     reload = arbiter.handle_hup
@@ -83,6 +88,29 @@ def _start_pool(arbiter: Any) -> None:
     except (ConfigError, launch.NotEnoughMemory) as error:
         _give_up(arbiter, str(error))
     launch.prepare().ensure()
+
+
+_spawning = False
+
+
+def _spawn(spawn_worker: Callable[[], int]) -> int:
+    """Fork a web process with the signals to stop held back until it has handlers of its own. It has the master's
+    at first, and a signal that reached those would be taken note of and never acted on."""
+    global _spawning
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    _spawning = True
+    try:
+        return spawn_worker()
+    finally:
+        _spawning = False
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
+def _forked() -> None:
+    if _spawning:
+        for sig in _STOPPING:  # until the worker class sets its own, there is nothing to finish
+            signal.signal(sig, lambda *_: sys.exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 def _give_up(arbiter: Any, reason: str) -> NoReturn:
@@ -143,7 +171,7 @@ def _must_stop(arbiter: Any) -> bool:
         pass
     for sig in waiting:
         arbiter.SIG_QUEUE.put_nowait(sig)
-    return any(sig in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) for sig in waiting)
+    return any(sig in _STOPPING for sig in waiting)
 
 
 def _forget_code() -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 import time
 from datetime import datetime
 from functools import partial
@@ -76,6 +77,12 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self._signals: list[int] = []
         self._quick = False
         self._notified = 0.0
+
+    def init_process(self) -> None:
+        from service import log  # not before: the master must not load what it leads to
+
+        log.start()
+        super().init_process()
 
     def run(self) -> None:
         self._settings = Settings.from_env(os.environ)
@@ -246,7 +253,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals.append(sig)
-        self.alive = False
+        self._end()
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT and SIGQUIT: as SIGTERM, and at once when that has been asked for before.
@@ -256,8 +263,13 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         """
         self._quick = signal.SIGINT in self._signals if sig == signal.SIGINT else bool(self._signals)
         self._signals.append(sig)
-        self.alive = False
         gevent.spawn(self.cfg.worker_int, self)
+        self._end()
+
+    def _end(self) -> None:
+        self.alive = False
+        if not self.booted:
+            sys.exit(0)  # still loading the application: there is nothing to finish
 
 
 class _Listener:

@@ -104,7 +104,10 @@ def gunicorn(
     """gunicorn with our configuration, a pool that is not there, and an application of the tests."""
     with tempfile.TemporaryFile() as stderr, start(app, *flags, workers=workers, env=env, cwd=cwd, stderr=stderr) as it:
         try:
-            yield Served(it, _port(it, stderr), stderr)
+            served = Served(it, _port(it, stderr), stderr)
+            until(lambda: len(children(it.pid)) == workers, "the web processes are there")
+            served.get("/")
+            yield served
         finally:
             stop(it)
 
@@ -139,6 +142,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:

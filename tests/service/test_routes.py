@@ -7,10 +7,10 @@ import logging
 
 import pytest
 from flask.testing import FlaskClient
-from tests.service.stub import StubClient, status
 
 from service import create_app
 from service.version import runtime_version
+from tests.service.stub import StubClient, status
 from workers import errors
 from workers.status import State
 
@@ -43,8 +43,8 @@ def test_ready_lists_the_models(http: FlaskClient) -> None:
 def test_ready_is_503_with_the_reason_while_a_model_does_not_serve(state: State) -> None:
     answer = create_app(client=StubClient(status(state=state, reason="why"))).test_client().get("/ready")
     assert answer.status_code == 503
-    models = '{"score":{"state":"%s","reason":"why"}}' % state.value
-    assert answer.text == '{"error":"not ready","code":"NOT_READY","models":%s}' % models
+    models = {"score": {"state": state.value, "reason": "why"}}
+    assert answer.get_json() == {"error": "not ready", "code": "NOT_READY", "models": models}
 
 
 def test_a_model_that_refuses_is_listed_with_its_code_and_does_not_hold_readiness_back() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from tests.service.serving import Served, body_of, gunicorn, until
 
 LIMITS = {
