@@ -40,7 +40,7 @@ from workers.records import (
     SLOT_HEADER,
     SlotState,
 )
-from workers.tensors import Layout, Layouts, align, check_outputs, signature
+from workers.tensors import Layout, Layouts, OutputChecks, align, signature
 
 log = logging.getLogger("headrace.worker")
 
@@ -152,7 +152,7 @@ class Worker:
         spill_limit: int,
     ) -> None:
         self._model = model
-        self._outputs = tuple(model.outputs)
+        self._checks = OutputChecks(tuple(model.outputs))
         self._queue = queue
         self._inbox = inbox
         self._board = board
@@ -177,7 +177,8 @@ class Worker:
                 held = self._gather() if self._max_delay_ns else self._read(0)
                 if held:
                     self._work(held)
-                else:
+                if held < self._max_batch:
+                    # The queue is as good as empty: no need to find that out by a read that fails.
                     self._wait()
         except Drained:
             pass
@@ -356,7 +357,7 @@ class Worker:
         parts = _parts(items)
         rows = sum(item.layout.rows for item in items)
         try:
-            outputs = check_outputs(self._outputs, self._model.predict(_gather_inputs(parts)), rows)
+            outputs = self._checks.check(self._model.predict(_gather_inputs(parts)), rows)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if len(items) > 1:
                 for item in items:
@@ -364,11 +365,14 @@ class Worker:
                 return
             self._fail(items[0], self._as_pool_error(error))
             return
-        start = 0
-        for part in parts:
-            end = start + sum(item.layout.rows for item in part)
-            self._answer(part, {name: array[start:end] for name, array in outputs.items()})
-            start = end
+        if len(parts) == 1:
+            self._answer(items, outputs)
+        else:
+            start = 0
+            for part in parts:
+                end = start + sum(item.layout.rows for item in part)
+                self._answer(part, {name: array[start:end] for name, array in outputs.items()})
+                start = end
         self._inbox.words[FINISHED] += len(items)
 
     def _as_pool_error(self, error: BaseException) -> PoolError:
@@ -382,16 +386,14 @@ class Worker:
 
     # Answering.
 
-    def _answer(self, part: list[Item], outputs: dict[str, Array]) -> None:
+    def _answer(self, part: list[Item], outputs: Mapping[str, Array]) -> None:
         """Put the outputs of items of one layout, size of slot and client into their slots."""
         first = part[0]
         if first.codec:
             self._answer_body(first, outputs)
             return
         count, rows = len(part), first.layout.rows
-        layout = self._layouts.of(
-            tuple([(name, array.dtype, (rows, *array.shape[1:])) for name, array in outputs.items()])
-        )
+        layout = self._layouts.of(tuple([(n, a.dtype, (rows, *a.shape[1:])) for n, a in outputs.items()]))
         arena = first.peer.arena
         at = first.at
         if at + layout.size > arena.sizes[first.slot]:
@@ -416,7 +418,7 @@ class Worker:
 
     def _answer_body(self, item: Item, outputs: Mapping[str, Array]) -> None:
         try:
-            body = BY_WIRE_ID[item.codec].encode(outputs, self._outputs)
+            body = BY_WIRE_ID[item.codec].encode(outputs, self._model.outputs)
         except PoolError as error:
             self._fail(item, error)
             return
