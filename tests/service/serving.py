@@ -104,7 +104,7 @@ def gunicorn(
     """gunicorn with our configuration, a pool that is not there, and an application of the tests."""
     with tempfile.TemporaryFile() as stderr, start(app, *flags, workers=workers, env=env, cwd=cwd, stderr=stderr) as it:
         try:
-            served = Served(it, _port(it, stderr), stderr)
+            served = Served(it, listening_port(it, stderr), stderr)
             until(lambda: len(children(it.pid)) == workers, "the web processes are there")
             served.get("/")
             yield served
@@ -120,17 +120,19 @@ def start(
     cwd: Path = ROOT,
     stderr: IO[bytes] | int,
     port: int = 0,
+    group: bool = False,
 ) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     ours = {"HEADRACE_POOL_SOCKET": "/nonexistent/pool.sock", "HEADRACE_WEB_WORKERS": str(workers)}
     command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), "-b", f"127.0.0.1:{port}"]
     path = os.pathsep.join([str(cwd), str(ROOT)])
     return subprocess.Popen(
-        [*command, *flags, app],
+        [*command, *flags, *([app] if app else [])],
         cwd=cwd,
         env={**inherited, **ours, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
         stdout=subprocess.PIPE,
         stderr=stderr,
+        process_group=0 if group else None,
     )
 
 
@@ -163,7 +165,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def _port(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> int:
+def listening_port(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> int:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
     line = process.stdout.readline().decode() if readable else ""
