@@ -109,7 +109,7 @@ def _spawn(spawn_worker: Callable[[], int]) -> int:
 def _forked() -> None:
     if _spawning:
         for sig in _STOPPING:  # until the worker class sets its own, there is nothing to finish
-            signal.signal(sig, lambda *_: sys.exit(0))
+            signal.signal(sig, lambda *_: os._exit(0))  # `sys.exit` could be swallowed wherever it falls
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
@@ -132,7 +132,19 @@ def _reload(arbiter: Any, reload: Any) -> None:
         return
     if not arbiter.cfg.preload_app:
         _forget_code()
-    reload()
+    # gunicorn waits here until the old web processes have finished, and looks at no signal meanwhile; but reaps.
+    reap = arbiter.reap_workers
+    arbiter.reap_workers = lambda: _reap_or_stop(arbiter, reap)
+    try:
+        reload()
+    finally:
+        arbiter.reap_workers = reap
+
+
+def _reap_or_stop(arbiter: Any, reap: Callable[[], None]) -> None:
+    reap()
+    if _must_stop(arbiter, taking_it=True):
+        raise StopIteration  # gunicorn's own word for a graceful stop
 
 
 def _check(arbiter: Any) -> str | None:
@@ -149,10 +161,11 @@ def _check(arbiter: Any) -> str | None:
         )
         until = time.monotonic() + _CHECK_S
         while child.poll() is None:
-            if time.monotonic() > until or _must_stop(arbiter):
+            stopping = _must_stop(arbiter)
+            if stopping or time.monotonic() > until:
                 child.kill()
                 child.wait()
-                return f"the check was given up after {_CHECK_S - (until - time.monotonic()):.0f} s"
+                return "the server is to stop" if stopping else f"the check took more than {_CHECK_S:.0f} s"
             time.sleep(_CHECK_POLL_S)
         if child.returncode == 0:
             return None
@@ -161,17 +174,20 @@ def _check(arbiter: Any) -> str | None:
     return next((line for line in reversed(lines) if line), f"the check exited with {child.returncode}")[:500]
 
 
-def _must_stop(arbiter: Any) -> bool:
-    """Whether a signal to stop waits in the master's queue, which is left as it was."""
+def _must_stop(arbiter: Any, taking_it: bool = False) -> bool:
+    """Whether a signal to stop waits in the master's queue; `taking_it` removes the first one."""
     waiting = []
     try:
         while True:
             waiting.append(arbiter.SIG_QUEUE.get_nowait())
     except queue.Empty:
         pass
+    stopping = next((sig for sig in waiting if sig in _STOPPING), None)
+    if taking_it and stopping is not None:
+        waiting.remove(stopping)
     for sig in waiting:
         arbiter.SIG_QUEUE.put_nowait(sig)
-    return any(sig in _STOPPING for sig in waiting)
+    return stopping is not None
 
 
 def _forget_code() -> None:

@@ -255,6 +255,20 @@ def test_term_during_a_reload_is_not_kept_waiting(tmp_path: Path) -> None:
         assert time.monotonic() - started < 5
 
 
+def test_term_while_old_web_processes_finish_their_requests_is_not_kept_waiting(tmp_path: Path) -> None:
+    write_app(tmp_path, "old")
+    with gunicorn("probe:server", cwd=tmp_path) as served, served.connect() as busy:
+        busy.send(SLOW % b"4")
+        until(lambda: accepted(served) >= 1, "the connection is accepted")
+        write_app(tmp_path, "new")
+        served.signal(signal.SIGHUP)
+        until(lambda: served.get("/name") == b"new", "the new code serves while the old finishes")
+        served.signal(signal.SIGTERM)
+        until(lambda: refused(served.port), "the stop has begun", 1.5)
+        assert busy.response()[::2] == (200, b"slow")
+        assert served.wait() == 0
+
+
 # Helpers
 
 
