@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,8 @@ MAGIC = 0x48524143_00000001
 # Words of the header.
 _MAGIC, OVERFLOW, CLOSED, _CLASSES, _FIRST_CLASS = 0, 1, 2, 3, 8
 MAX_CLASSES = 16
+STEP = 4 * 1024 * 1024
+"""Bytes that are reserved, or copied, in one go by whoever must not keep others waiting."""
 
 
 class NotEnoughMemory(PoolError):
@@ -33,12 +35,13 @@ class NotEnoughMemory(PoolError):
 
 
 class Arena:
-    """Mapped shared memory. `words[bases[slot] >> 3 + WORD]` is a word of a slot; `sizes[slot]` its bytes.
+    """Mapped shared memory. `words[(bases[slot] >> 3) + WORD]` is a word of a slot, `sizes[slot]` its bytes,
+    `cls[slot]` the number of its size.
 
     Made by its owner with `Arena.create(slots)`, by everyone else with `Arena(fd)`; both own `fd` and close it.
     """
 
-    __slots__ = ("_views", "bases", "classes", "fd", "firsts", "map", "sizes", "view", "words")
+    __slots__ = ("_views", "bases", "classes", "cls", "fd", "firsts", "map", "sizes", "view", "words")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -52,6 +55,7 @@ class Arena:
         self.classes: list[tuple[int, int, int]] = []
         self.bases: list[int] = []
         self.sizes: list[int] = []
+        self.cls: list[int] = []
         self.firsts: list[int] = []
         for k in range(self.words[_CLASSES]):
             at = _FIRST_CLASS + 3 * k
@@ -60,6 +64,7 @@ class Arena:
             self.firsts.append(len(self.bases))
             self.bases += [start + size * i for i in range(count)]
             self.sizes += [size] * count
+            self.cls += [k] * count
         self._views: dict[tuple[int, int, bytes], list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]] = {}
 
     @classmethod
@@ -76,12 +81,6 @@ class Arena:
                 start += size * count
             words[_MAGIC] = MAGIC
         return cls(fd)
-
-    def class_of(self, slot: int) -> int:
-        k = len(self.firsts) - 1
-        while slot < self.firsts[k]:
-            k -= 1
-        return k
 
     def class_views(self, k: int, at: int, layout: Layout) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
         """For each tensor of `layout` one array over every slot of class `k`: row i is that tensor of the i-th slot,
@@ -119,20 +118,34 @@ class Arena:
             self.map.close()
 
 
-def reserve(name: str, size: int) -> int:
-    """A memory file of `size` bytes whose pages are all there: the memory is checked for, taken and touched now."""
-    available = available_bytes()
-    if size > available:
-        raise NotEnoughMemory(f"shared memory of {size} bytes is needed and {available} bytes are available")
+def no_pause() -> None: ...
+
+
+def reserve(name: str, size: int, pause: Callable[[], object] = no_pause) -> int:
+    """A memory file of `size` bytes whose pages are all there: the memory is checked for, taken and touched now.
+
+    `pause` is called between two steps; what it raises gives everything back.
+    """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)
+        for start in range(0, size, STEP):
+            if start:
+                pause()
+            # Others may have taken some meanwhile: beyond the limit of a control group nothing fails, but is killed.
+            available = available_bytes()
+            if size - start > available:
+                available += start
+                raise NotEnoughMemory(f"shared memory of {size} bytes is needed and {available} bytes are available")
+            os.posix_fallocate(fd, start, min(STEP, size - start))
     except OSError as error:
         os.close(fd)
         raise NotEnoughMemory(
             f"shared memory of {size} bytes is needed and could not be reserved: {error.strerror}"
         ) from None
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

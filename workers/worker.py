@@ -121,7 +121,7 @@ class Item:
         self.codec = codec
         arena = peer.arena
         self.base = arena.bases[slot]
-        self.cls = arena.class_of(slot)
+        self.cls = arena.cls[slot]
         self.index = slot - arena.firsts[self.cls]
         self.arrays: dict[str, Array] | None = None
         self.spill: Spill | None = None
@@ -159,6 +159,8 @@ class Worker:
         self._link = link
         self._index = index
         self._max_batch = inbox.capacity
+        # What is free of the inbox behind n records.
+        self._room = [inbox.entries[n * RECORD_SIZE :] for n in range(inbox.capacity)]
         self._max_delay_ns = max_delay_ns
         self._spill_limit = spill_limit
         self._peers: dict[int, Peer] = {}
@@ -188,7 +190,7 @@ class Worker:
     def _read(self, held: int) -> int:
         """Read behind the `held` records in the inbox; how many came, 0 if none are waiting."""
         try:
-            size = os.readv(self._queue, [self._inbox.entries[held * RECORD_SIZE :]])
+            size = os.readv(self._queue, (self._room[held],))
         except BlockingIOError:
             return 0
         if size == 0:
@@ -266,8 +268,9 @@ class Worker:
             item = self._open(entry, now)
             if item is not None:
                 items.append(item)
-        for batch in plan(items, self._max_batch):
-            self._run(batch)
+        for batch in plan(items, self._max_batch) if len(items) > 1 else (items,):
+            if batch:
+                self._run(batch)
         self._inbox.words[BUSY_SINCE] = 0
 
     def _open(self, entry: int, now: int) -> Item | None:
@@ -491,6 +494,8 @@ class Worker:
 
 def _parts(items: list[Item]) -> list[list[Item]]:
     """Items whose tensors lie alike, together: one client, one size of slot, one layout, in the slot itself."""
+    if len(items) == 1:
+        return [items]
     parts: dict[tuple[int, int, int], list[Item]] = {}
     apart = []
     for item in items:
