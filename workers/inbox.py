@@ -13,8 +13,9 @@ import os
 from workers.arena import reserve
 from workers.records import RECORD_SIZE, RECORD_WORDS, Record
 
-# Words of the inbox header: written by the worker, read by the pool.
-BUSY_SINCE, FINISHED = 0, 1
+# Words of the inbox header, written by the worker, read by the pool: since when it runs one batch (0 when it does
+# not), tasks finished, and how often it has taken records.
+BUSY_SINCE, FINISHED, TURNS = 0, 1, 2
 ENTRIES = 64
 
 
@@ -68,11 +69,15 @@ class Board:
 
     def busy_until(self, but: int, now_ns: int) -> int:
         """Until when another replica than `but` gathers; 0 if none does. A dead one's word simply expires."""
-        until = 0
+        other = self.first_busy(but, now_ns)
+        return self.words[other] if other >= 0 else 0
+
+    def first_busy(self, but: int, now_ns: int) -> int:
+        """The index of a replica other than `but` that gathers, -1 if none does."""
         for i, word in enumerate(self.words):
-            if i != but and word > now_ns and word > until:
-                until = word
-        return until
+            if i != but and word > now_ns:
+                return i
+        return -1
 
     def close(self) -> None:
         os.close(self.fd)

@@ -17,6 +17,8 @@ from struct import Struct
 RECORD = Struct("<QQQQQIHH16x")
 RECORD_SIZE = 64
 RECORD_WORDS = RECORD_SIZE // 8
+QUEUED_WORD = 3
+"""Which word of a record says when it was queued."""
 FRAME = Struct("<QI4x")
 FRAME_SIZE = 16
 FRAMES_PER_WRITE = 4096 // FRAME_SIZE

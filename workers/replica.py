@@ -15,7 +15,7 @@ from multiprocess.connection import Connection
 
 from workers import control, startup
 from workers.config import ModelConfig
-from workers.inbox import BUSY_SINCE, FINISHED, Board, Inbox
+from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -41,6 +41,8 @@ class Replica:
         self.started = time.monotonic()
         self.ready = False
         self.silent = False
+        self._turns = 0
+        self._idle_since = self.started
         self.failed: control.LoadFailed | None = None
         self.forwarded: deque[tuple[int, int, int]] = deque(maxlen=max(64, config.max_batch))
         """(arena, slot, seq) of outputs sent on in a memory file: their tasks are answered."""
@@ -73,6 +75,18 @@ class Replica:
     def busy_since_ns(self) -> int:
         """Since when it has been running one batch, in monotonic nanoseconds; 0 when it is not."""
         return self.inbox.words[BUSY_SINCE]
+
+    def idles(self, now: float, queued: bool) -> float:
+        """For how many seconds it has let records lie in the queue without taking any. Ask at every tick."""
+        turns = self.inbox.words[TURNS]
+        if not queued or self.busy_since_ns or turns != self._turns:
+            self._turns = turns
+            self._idle_since = now
+        return now - self._idle_since
+
+    def excuse(self, now: float) -> None:
+        """Nobody has looked for a while: what it has left undone meanwhile is not held against it."""
+        self._idle_since = now
 
     @property
     def productive(self) -> bool:

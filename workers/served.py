@@ -89,7 +89,6 @@ class Served:
         self._restarts = 0
         self._draining = False
         self._backlog: deque[Record] = deque()
-        self._stuck_since = 0.0
         self._last_tick = time.monotonic()
 
     def _size_pipe(self) -> int:
@@ -168,7 +167,9 @@ class Served:
         for place in self._places:
             if place.replica is not None:
                 place.replica.link.flush()
-                if not late:
+                if late:
+                    place.replica.excuse(now)
+                else:
                     self._watch_over(place.replica, now)
             elif not self._draining and self._refusal is None and now >= place.next_start:
                 self._start(place, now)
@@ -204,15 +205,11 @@ class Served:
             replica.kill()
 
     def _find_stuck(self, now: float) -> None:
-        """Records that wait while ready workers idle: one of those has been stopped, and is replaced."""
-        idle = [r for r in self._replicas() if r.ready and not r.busy_since_ns]
-        if not idle or not self._depth() or self._draining:
-            self._stuck_since = 0.0
-        elif not self._stuck_since:
-            self._stuck_since = now
-        elif now - self._stuck_since > STUCK_S + self.config.max_delay_ms / 1000:
-            self._stuck_since = 0.0
-            for replica in idle:
+        """A ready worker that lets records lie in the queue has been stopped, and is replaced."""
+        queued = self._depth() > 0 and not self._draining
+        for replica in self._replicas():
+            idle_s = replica.idles(now, queued and replica.ready)
+            if idle_s > STUCK_S + self.config.max_delay_ms / 1000:
                 log.warning("%s[%d] does not take what is queued and is killed", self.name, replica.index)
                 replica.kill()
 

@@ -25,7 +25,7 @@ from workers.batching import gather_until, plan
 from workers.codecs import BY_WIRE_ID
 from workers.core import ERROR_ROOM, Spill
 from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused
-from workers.inbox import BUSY_SINCE, ENTRIES, FINISHED, Board, Inbox
+from workers.inbox import BUSY_SINCE, ENTRIES, FINISHED, TURNS, Board, Inbox
 from workers.model import Array, Model
 from workers.records import (
     CANCEL,
@@ -36,6 +36,7 @@ from workers.records import (
     OUTPUT,
     RECORD,
     RECORD_SIZE,
+    QUEUED_WORD,
     RECORD_WORDS,
     SLOT_HEADER,
     SlotState,
@@ -188,40 +189,58 @@ class Worker:
     # Taking.
 
     def _read(self, held: int) -> int:
-        """Read behind the `held` records in the inbox; how many came, 0 if none are waiting."""
+        """Read behind the `held` records in the inbox; how many came, 0 if none are waiting, -1 if the queue has
+        ended and there are some to work on first."""
         try:
             size = os.readv(self._queue, (self._room[held],))
         except BlockingIOError:
             return 0
         if size == 0:
             if held:
-                return 0
+                return -1
             raise Drained
         return size // RECORD_SIZE
 
     def _gather(self) -> int:
         """As `_read`, but wait for a batch to fill, up to the delay. One replica of a model at a time does so: two
         that both wait would split a batch. The others meanwhile take full batches only."""
-        now = time.monotonic_ns()
-        if self._board.busy_until(self._index, now) and self._depth() < self._max_batch:
-            self._look(HOLD_BACK_S * 1000)
+        if not self._claim_gathering():
             return 0
-        held = self._read(0)
-        if not held:
-            return 0
-        oldest = self._inbox.words[ENTRIES // 8 + 3]
         try:
-            while (until := gather_until(oldest, held, self._max_batch, self._max_delay_ns)) > now:
+            held = self._read(0)
+            if not held:
+                return 0
+            oldest = self._inbox.words[ENTRIES // 8 + QUEUED_WORD]
+            while (until := gather_until(oldest, held, self._max_batch, self._max_delay_ns)) > time.monotonic_ns():
                 self._board.words[self._index] = until
-                select.select([self._queue], [], [], (until - now) / 1e9)
+                select.select([self._queue], [], [], (until - time.monotonic_ns()) / 1e9)
                 came = self._read(held)
-                held += came
-                now = time.monotonic_ns()
-                if not came and now < until:
+                if came < 0:
                     break
+                held += came
         finally:
             self._board.words[self._index] = 0
         return held
+
+    def _claim_gathering(self) -> bool:
+        """Be the one that gathers, or may take a full batch at once. Two that claim together both see it, as the
+        kernel orders each one's mark before its look at the queue; the one with the higher index steps back."""
+        board, index = self._board, self._index
+        for _ in range(2):
+            now = time.monotonic_ns()
+            if not board.busy_until(index, now):
+                board.words[index] = now + self._max_delay_ns
+                self._depth()
+                other = board.first_busy(index, now)
+                if other < 0:
+                    return True
+                board.words[index] = 0
+                if other < index:
+                    break
+        if self._depth() >= self._max_batch:
+            return True
+        self._look(HOLD_BACK_S * 1000)
+        return False
 
     def _depth(self) -> int:
         buffer = c_array("i", [0])
@@ -272,6 +291,7 @@ class Worker:
             if batch:
                 self._run(batch)
         self._inbox.words[BUSY_SINCE] = 0
+        self._inbox.words[TURNS] += 1
 
     def _open(self, entry: int, now: int) -> Item | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
