@@ -34,6 +34,10 @@ _LINGER_S = 5.0
 _LINGER_IDLE_S = 1.0
 _SEND_STEP = 256 * 1024
 
+# To sleep so long lets the hub look at its sockets. To sleep 0 seconds only lets greenlets run that are ready by
+# then, some fifty times before it looks, and a new request is not noticed for so long.
+TURN_S = 1e-9
+
 
 class SlowHead(Exception):
     """The head of a request did not come in time."""
@@ -214,6 +218,6 @@ def linger(sock: socket.socket) -> None:
             sock.settimeout(min(left, _LINGER_IDLE_S))
             if not sock.recv_into(waste):
                 return
-            time.sleep(0)  # a fast sender never makes a read wait
+            time.sleep(TURN_S)  # a fast sender never makes a read wait
     except OSError:
         pass

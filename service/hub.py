@@ -19,6 +19,7 @@ from gevent import monkey
 from gevent.event import Event
 from gevent.hub import Waiter
 
+from service.connection import TURN_S
 from workers.connection import Connection
 from workers.core import ClientCore, Task
 from workers.errors import Cancelled, PoolError, PoolLost
@@ -90,9 +91,17 @@ class HubClient:
         caller: socket.socket | None = None,
     ) -> bytes:
         connection = self._live()
-        core, task = self._run(connection, model, *connection.prepare_body(model, body, codec, deadline), caller)
+
+        def pause() -> None:
+            """Copying a large body takes long; the other greenlets get their turn in between."""
+            gevent.sleep(TURN_S)
+            if connection.lost:
+                raise PoolLost("the pool is gone")
+
+        prepared = connection.prepare_body(model, body, codec, deadline, pause)
+        core, task = self._run(connection, model, *prepared, caller)
         try:
-            return core.body(task)
+            return core.body(task, pause)
         finally:
             core.release(task)
 
@@ -148,6 +157,7 @@ class HubClient:
             if not self._closing:
                 self._lost.wait()
             self._lose(connection)
+            gevent.sleep(RECONNECT_S)  # a pool that cannot be used is not asked again and again
 
     def _connect(self) -> Connection | None:
         sock = _raw_socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -33,7 +33,7 @@ from gunicorn.http2 import negotiation
 from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
-from service.connection import Answer, Reader, SlowHead, linger, refuse
+from service.connection import TURN_S, Answer, Reader, SlowHead, linger, refuse
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
@@ -116,7 +116,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 keep = self._serve(reader, listener.getsockname(), req, client, addr)
                 if not keep or not parser.finish_body(deadline=time.monotonic() + _FINISH_BODY_S):
                     break
-                gevent.sleep(0)  # a client that is never waited for must not keep the others waiting
+                gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
             unread = reader.has_unread(req.body)
         except (StopIteration, http_errors.NoMoreData, ssl.SSLError, gevent.GreenletExit):
             unread = False  # the client has closed, or is not worth more words

@@ -12,11 +12,11 @@ import os
 import socket
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 
 from workers import control
-from workers.arena import Arena
+from workers.arena import Arena, no_pause
 from workers.core import ClientCore, Task
 from workers.errors import Draining, Overloaded, PoolLost
 from workers.model import Array
@@ -43,6 +43,7 @@ class Connection:
         self._reply_write = -1
         self._queues: dict[str, int] = {}
         self._welcome: control.Welcome | None = None
+        self._arena: Arena | None = None
         self._statuses: list[ModelStatus] = []
 
     # Submitting.
@@ -64,11 +65,13 @@ class Connection:
         now = time.monotonic_ns()
         return core.submit(core.models[name], inputs, _deadline_ns(deadline, status, now), now)
 
-    def prepare_body(self, name: str, body: bytes, codec: str, deadline: float | None) -> tuple[Task, bytes]:
+    def prepare_body(
+        self, name: str, body: bytes, codec: str, deadline: float | None, pause: Callable[[], object] = no_pause
+    ) -> tuple[Task, bytes]:
         core = self._core()
         status = self.admit(name)
         now = time.monotonic_ns()
-        return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now)
+        return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now, pause)
 
     def enqueue(self, name: str, task: Task, record: bytes) -> None:
         """Into the model's queue. `Overloaded` if that is full; the task is then withdrawn."""
@@ -132,13 +135,12 @@ class Connection:
         if apart > CLOCKS_APART_NS:
             raise PoolLost(f"the pool's clock is {apart / 1e9:.0f} s away: deadlines would mean nothing")
         self._welcome = welcome
-        arena = Arena.create(welcome.slots)
+        arena = self._arena = Arena.create(welcome.slots)
         self.reply, self._reply_write = os.pipe2(os.O_CLOEXEC)
         self.link.send(
             control.Register(os.getpid()),
             [os.dup(arena.fd), control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK)],
         )
-        self._arena = arena
 
     def _learn(self, status: ModelStatus) -> None:
         if self.core is None:
@@ -147,7 +149,7 @@ class Connection:
             self.core.models[status.name].update(status)
 
     def _introduced(self) -> None:
-        assert self._welcome is not None
+        assert self._welcome is not None and self._arena is not None
         self.core = ClientCore(self._arena, self._welcome.arena, self._statuses, self._welcome.spill_limit)
         self.ready = True
 
@@ -175,7 +177,9 @@ class Connection:
                 os.close(fd)
         self._queues.clear()
         self.reply = self._reply_write = -1
-        if self._welcome is not None:
+        if self.core is not None:
+            self.core.close()
+        elif self._arena is not None:
             self._arena.close()
 
 

@@ -12,13 +12,14 @@ every hand-over is a single pop from a dictionary or a deque, which the interpre
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from workers.arena import OVERFLOW, Arena, reserve
+from workers.arena import OVERFLOW, STEP, Arena, NotEnoughMemory, no_pause, reserve
 from workers.codecs import CODECS
 from workers.errors import (
     Cancelled,
@@ -205,18 +206,28 @@ class ClientCore:
         return task, self._record(task, now_ns)
 
     def submit_body(
-        self, model: ModelView, body: bytes | memoryview, codec: str, deadline_ns: int, now_ns: int
+        self,
+        model: ModelView,
+        body: bytes | memoryview,
+        codec: str,
+        deadline_ns: int,
+        now_ns: int,
+        pause: Callable[[], object] = no_pause,
     ) -> tuple[Task, bytes]:
-        """As `submit`, for a raw body that the worker is to decode."""
+        """As `submit`, for a raw body that the worker is to decode. `pause` is called now and then while memory is
+        taken and the body copied; if it raises, nothing has happened."""
         size = len(body)
-        task = self._lease(model, size, size, deadline_ns, CODECS[codec].wire_id)
+        task = self._lease(model, size, size, deadline_ns, CODECS[codec].wire_id, pause)
+        try:
+            if task.spill is None:
+                _copy(self.arena.view, task.base + SLOT_HEADER, body, pause)
+            else:
+                _copy(task.spill.map, 0, body, pause)
+        except BaseException:
+            self._give_back(task)
+            raise
         self.arena.words[(task.base >> 3) + INPUT] = size
         self._written[task.slot] = b""
-        if task.spill is None:
-            base = task.base + SLOT_HEADER
-            self.arena.view[base : base + size] = body
-        else:
-            task.spill.map[:size] = body
         return task, self._record(task, now_ns)
 
     def withdraw(self, task: Task) -> None:
@@ -225,7 +236,15 @@ class ClientCore:
         self._tasks.pop(task.slot, None)
         self._give_back(task)
 
-    def _lease(self, model: ModelView, size: int, room: int, deadline_ns: int, codec: int) -> Task:
+    def _lease(
+        self,
+        model: ModelView,
+        size: int,
+        room: int,
+        deadline_ns: int,
+        codec: int,
+        pause: Callable[[], object] = no_pause,
+    ) -> Task:
         if size > self._spill_limit:
             raise TooLarge(f"the inputs are {size} bytes, and at most {self._spill_limit} can be taken")
         arena = self.arena
@@ -248,10 +267,14 @@ class ClientCore:
         task = Task(slot, k, slot - arena.firsts[k], arena.bases[slot], seq, deadline_ns, codec)
         if spill:
             try:
-                task.spill = Spill(self.arena_id << 32 | next(self._spills), reserve("headrace-spill", max(size, 1)))
-            except PoolError as error:
+                fd = reserve("headrace-spill", max(size, 1), pause)
+            except NotEnoughMemory as error:
                 self._home[slot].append(slot)
                 raise Overloaded(str(error)) from None
+            except BaseException:
+                self._home[slot].append(slot)
+                raise
+            task.spill = Spill(self.arena_id << 32 | next(self._spills), fd)
         return task
 
     def _take(self, model: ModelView, k: int) -> int:
@@ -369,14 +392,13 @@ class ClientCore:
             return {t.name: v[task.index] for t, v in zip(layout.tensors, rows, strict=True)}
         return layout.views(source, at)
 
-    def body(self, task: Task) -> bytes:
-        """The encoded answer of a task that was a raw body."""
+    def body(self, task: Task, pause: Callable[[], object] = no_pause) -> bytes:
+        """The encoded answer of a task that was a raw body; `pause` is called now and then while it is copied."""
         self._raise_failure(task)
         if task.outcome == _SPILLED and task.spill is not None:
-            return bytes(task.spill.map)
+            return _read(task.spill.map, 0, len(task.spill.map), pause)
         word = self.arena.words[(task.base >> 3) + OUTPUT]
-        at = task.base + (word >> 32)
-        return bytes(self.arena.view[at : at + (word & 0xFFFFFFFF)])
+        return _read(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
 
     def release(self, task: Task) -> None:
         """The answer has been taken: the slot is free again. Once per settled task, and only with an outcome."""
@@ -417,4 +439,29 @@ class ClientCore:
             task.spill = None
 
     def close(self) -> None:
+        """Let go of all memory; whoever still waits has been told by `lose`."""
+        for task in list(self._tasks.values()):
+            if task.spill is not None:
+                task.spill.close()
         self.arena.close()
+
+
+def _copy(target: mmap.mmap | memoryview, at: int, body: bytes | memoryview, pause: Callable[[], object]) -> None:
+    view = memoryview(body)
+    for start in range(0, len(view), STEP):
+        if start:
+            pause()
+        piece = view[start : start + STEP]
+        target[at + start : at + start + len(piece)] = piece
+
+
+def _read(source: mmap.mmap, at: int, size: int, pause: Callable[[], object]) -> bytes:
+    if size <= STEP:
+        return source[at : at + size]
+    # Grown in place, and given away without another copy.
+    copy = io.BytesIO()
+    for start in range(0, size, STEP):
+        if start:
+            pause()
+        copy.write(source[at + start : at + min(start + STEP, size)])
+    return copy.getvalue()
