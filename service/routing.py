@@ -136,13 +136,23 @@ def prefixed(prefix: str, route: Route) -> Route:
     return Route(route.method, path, route.handler, re.compile(path))
 
 
-def with_middleware(middleware: list[Middleware], innermost: Next) -> Next:
-    """`innermost` with every middleware around it, the first one outermost."""
-    call = innermost
+def run(
+    middleware: list[Middleware], handler: Handler, request: Request, failed: Callable[[Exception], Response]
+) -> Response:
+    """The handler with every middleware around it, the first one outermost. What the handler raises is a response
+    already, made by `failed`, when the middleware sees it."""
+
+    def innermost(request: Request) -> Response:
+        try:
+            return to_response(handler(request))
+        except Exception as error:  # the one place where handlers' code is called
+            return failed(error)
+
+    call: Next = innermost
     for around in reversed(middleware):
 
         def step(request: Request, around: Middleware = around, following: Next = call) -> Response:
             return to_response(around(request, following))
 
         call = step
-    return call
+    return call(request)

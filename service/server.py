@@ -1,8 +1,8 @@
 """`HttpServer`: the application object. A Flask application, so a WSGI callable that any server serves.
 
-A request passes `__call__` (id, log line) and Flask's routing, then `_answer`: middleware around the handler, on
-the light `Request`. Only `dispatch_request` and the two conversions know Flask, so a faster lane can call
-`_answer` with what `Routes` finds, without a Flask context. The URL map holds every fixed route for Flask's own
+A request passes `__call__` (id, log line) and Flask's routing, then `routing.run`: middleware around the handler,
+on the light `Request`, which needs no Flask context. Flask's own views run there too, so that no middleware, an
+authentication least of all, is ever passed by. The URL map holds every fixed route for Flask's own
 tools; patterns, which it cannot express, are tried when it finds nothing.
 """
 
@@ -22,7 +22,7 @@ from service.config import Settings
 from service.errors import failure, phrase
 from service.request import Request
 from service.response import Response, to_response
-from service.routing import Declaring, H, Middleware, Route, Routes, prefixed, with_middleware
+from service.routing import Declaring, H, Handler, Middleware, Route, Routes, prefixed, run
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -110,19 +110,13 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
         return self.answer(request, flask_view)
 
-    def answer(self, request: Request, handler: Callable[[Request], object]) -> flask.Response:
-        return self._to_flask(self._answer(request, handler))
+    def answer(self, request: Request, handler: Handler) -> flask.Response:
+        """Run a handler within a Flask context, where Flask's error handlers apply to what it raises."""
 
-    def _answer(self, request: Request, handler: Callable[[Request], object]) -> Response:
-        """Handler and middleware. A failure of the handler is a response already when the middleware sees it."""
+        def failed(error: Exception) -> Response:
+            return to_response(self.make_response(self.handle_user_exception(error)))
 
-        def innermost(request: Request) -> Response:
-            try:
-                return to_response(handler(request))
-            except Exception as error:  # the one place where handlers' code is called
-                return to_response(self.make_response(self.handle_user_exception(error)))
-
-        return with_middleware(self._middleware, innermost)(request)
+        return self._to_flask(run(self._middleware, handler, request, failed))
 
     def _unmatched(self, error: HTTPException, request: Request) -> flask.Response:
         """404; or 405 or the answer to OPTIONS when the path is known under other methods, of a rule or a pattern."""
