@@ -27,6 +27,11 @@ ZOO = "tests.models.zoo:"
 SCORE: dict[str, object] = {"model": "workers.models.dense:Dense"}
 SMALL_ARENA: list[list[int]] = [[4096, 64], [65536, 8], [1048576, 4]]
 
+# How long each storm of kills lasts, and the seed of its randomness. Taken out of the environment, for to the service
+# a name of this kind that it does not know is a mistake.
+STORM_S = float(os.environ.pop("HEADRACE_STORM_S", "4"))
+SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
+
 Models = Mapping[str, Mapping[str, object]]
 Response = tuple[int, dict[str, str], bytes]
 
@@ -249,23 +254,6 @@ def code_of(response: Response) -> str:
     code = json.loads(response[2]).get("code", "")
     assert isinstance(code, str)
     return code
-
-
-class Ledger:
-    """What clients in threads of their own have seen: `note` from any thread, read after `join`."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self.failures: list[str] = []
-        self._lock = threading.Lock()
-
-    def count(self, what: str) -> None:
-        with self._lock:
-            self.counts[what] = self.counts.get(what, 0) + 1
-
-    def fail(self, what: str) -> None:
-        with self._lock:
-            self.failures.append(what)
 
 
 @contextlib.contextmanager
