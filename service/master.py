@@ -87,7 +87,7 @@ def _start_pool(arbiter: Any) -> None:
         launch.check_memory(load(os.environ.get("HEADRACE_CONFIG") or None), arbiter.cfg.workers)
     except (ConfigError, launch.NotEnoughMemory) as error:
         _give_up(arbiter, str(error))
-    launch.prepare().ensure()
+    launch.prepare(arbiter.cfg.uid, arbiter.cfg.gid).ensure()
 
 
 _spawning = False

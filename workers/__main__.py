@@ -7,9 +7,11 @@ own, it listens at `HEADRACE_POOL_SOCKET` and runs until SIGTERM, which drains i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import logging
 import os
+import pwd
 import sys
 from pathlib import Path
 
@@ -24,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers", description="Run the pool of compute processes.")
     parser.add_argument("--directory", type=Path, help="private directory of a web server's own pool")
     parser.add_argument("--lifeline", type=int, help="descriptor whose end of file ends the pool")
+    parser.add_argument("--user", type=int, help="user id to run as")
+    parser.add_argument("--group", type=int, help="group id to run as")
     options = parser.parse_args(arguments)
+    _become(options.user, options.group)
     socket_path = str(options.directory / "pool.sock") if options.directory else os.environ.get("HEADRACE_POOL_SOCKET")
     if not socket_path:
         parser.error("name the control socket in HEADRACE_POOL_SOCKET")
@@ -42,12 +47,27 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"headrace: another pool listens at {socket_path}", file=sys.stderr)
         return 1
     setproctitle.setproctitle("headrace pool")
+    if options.lifeline is not None:
+        # No worker may hold what the pool's life hangs on.
+        os.set_inheritable(options.lifeline, False)
     try:
         Pool(config, socket_path, options.lifeline).run()
     except (OSError, PoolError) as error:
         print(f"headrace: the pool cannot run: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _become(user: int | None, group: int | None) -> None:
+    """Lay down the rights of the one who started this, before anything of a model is touched."""
+    if group is not None:
+        os.setgroups([])
+        os.setgid(group)
+    if user is not None:
+        with contextlib.suppress(KeyError, PermissionError):
+            entry = pwd.getpwuid(user)
+            os.initgroups(entry.pw_name, entry.pw_gid if group is None else group)
+        os.setuid(user)
 
 
 def _lock(path: Path) -> int:

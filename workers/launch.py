@@ -36,8 +36,10 @@ _current: Embedded | None = None
 class Embedded:
     """The pool of this web server. Inherited by fork; `ensure` may be called in any of its processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, user: int, group: int) -> None:
         self.directory = directory
+        self._user = user
+        self._group = group
         self.socket_path = str(directory / "pool.sock")
         self._lifeline_read, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._owner = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -63,9 +65,13 @@ class Embedded:
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, self._lifeline_read, LIFELINE_FD),
         ]
+        command = [sys.executable, "-m", "workers", "--directory", str(self.directory)]
+        command += ["--lifeline", str(LIFELINE_FD)]
+        if (os.geteuid(), os.getegid()) != (self._user, self._group):
+            command += ["--user", str(self._user), "--group", str(self._group)]
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", "workers", "--directory", str(self.directory), "--lifeline", str(LIFELINE_FD)],
+            command,
             os.environ,
             file_actions=actions,
             setsid=True,
@@ -87,9 +93,10 @@ class Embedded:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def prepare() -> Embedded:
+def prepare(user: int | None = None, group: int | None = None) -> Embedded:
     """Make this instance's directory (below `HEADRACE_RUNTIME_DIR`, else the user's or the system's directory for
-    such things), having removed those whose instance is gone."""
+    such things), having removed those whose instance is gone. `user` and `group` are those of the web processes;
+    the pool, and with it every model, runs as them too."""
     global _current
     root = Path(os.environ.get("HEADRACE_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if not root.is_dir():
@@ -98,7 +105,11 @@ def prepare() -> Embedded:
     _sweep(root, prefix)
     directory = root / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
     directory.mkdir(mode=0o700)
-    _current = Embedded(directory)
+    user = os.geteuid() if user is None else user
+    group = os.getegid() if group is None else group
+    if os.geteuid() == 0:
+        os.chown(directory, user, group)
+    _current = Embedded(directory, user, group)
     return _current
 
 
@@ -143,7 +154,7 @@ def _sweep(root: Path, prefix: str) -> None:
         # One that is just being made has no lock yet.
         young = time.time() - status.st_mtime < YOUNG_S and not (directory / "owner.lock").exists()
         in_use = young or locked(directory / "owner.lock") or locked(directory / "pool.lock")
-        if status.st_uid == os.getuid() and not in_use:
+        if os.geteuid() in (0, status.st_uid) and not in_use:
             shutil.rmtree(directory, ignore_errors=True)
 
 
