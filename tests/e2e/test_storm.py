@@ -78,16 +78,15 @@ def slots_out(stack: Stack) -> list[int]:
 
 
 def test_a_killed_master_takes_everything_with_it_and_the_port_is_free_at_once() -> None:
-    with service({"tag": TAG}) as stack:
-        with tagging(stack) as clients:
-            until(lambda: clients.right > 100, "load")
-            processes = [*stack.web(), *stack.compute(), stack.pool()]
-            assert len(processes) == 5
-            clients.stopping, clients.tolerated = True, no_pool
-            kill(stack.master)
-            stack.process.wait()
-            # The next start does not wait for the rests of the last.
-            with service({"tag": TAG}, directory=stack.directory, port=stack.port, ready=False) as again:
-                until(lambda: not set(processes) & set(again.titles()), "the old processes have gone", 4.0)
-                again.wait_ready()
-                assert again.predict("tag", nonce=5)[2] == b'{"nonce":5}'
+    with service({"tag": TAG}) as stack, tagging(stack) as clients:
+        until(lambda: clients.right > 100, "load")
+        processes = [*stack.web(), *stack.compute(), stack.pool()]
+        assert len(processes) == 5
+        clients.stopping, clients.tolerated = True, no_pool
+        kill(stack.master)
+        stack.process.wait()
+        # The next start does not wait for the rests of the last.
+        with service({"tag": TAG}, directory=stack.directory, port=stack.port, ready=False) as again:
+            until(lambda: not set(processes) & set(again.titles()), "the old processes have gone", 4.0)
+            again.wait_ready()
+            assert again.predict("tag", nonce=5)[2] == b'{"nonce":5}'
