@@ -233,7 +233,7 @@ class HubClient:
             watcher.close()
         self._watchers = []
         connection.lost = True
-        tasks = connection.core.lose(PoolLost("the pool is gone")) if connection.core is not None else []
+        tasks = connection.core.lose() if connection.core is not None else []
         connection.close()
         loop = gevent.get_hub().loop
         for task in tasks:

@@ -8,6 +8,7 @@ again when the pool is lost.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -22,6 +23,8 @@ from workers.core import ClientCore, Task
 from workers.errors import Cancelled, PoolError, PoolLost
 from workers.model import Array
 from workers.status import ModelStatus, State
+
+log = logging.getLogger("headrace.client")
 
 TICK_S = 0.02
 RECONNECT_S = 0.1
@@ -79,7 +82,11 @@ class Future:
     def cancel(self) -> bool:
         """Give the task up; true if it was not settled yet. It is not run if it has not begun."""
         cancelled = self._core.abandon(self._task, Cancelled("the task was cancelled"))
-        if not cancelled and not self._taken:
+        if cancelled:
+            # Somebody may be waiting: for the reader to say so, or as the reader.
+            _wake([self._task])
+            self._connection.nudge()
+        elif not self._taken:
             self._taken = True
             self._core.release(self._task)
         return cancelled
@@ -119,7 +126,7 @@ class ThreadClient:
         self._relaunch = relaunch
         self._connection: Connection | None = None
         self._reader = threading.Lock()
-        self._followers: dict[int, threading.Event] = {}
+        self._followers: dict[threading.Event, None] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._keeper = threading.Thread(target=self._keep, name="headrace client", daemon=True)
@@ -239,7 +246,7 @@ class ThreadClient:
 
     def _follow(self, task: Task, until: float | None) -> None:
         event = threading.Event()
-        self._followers[task.seq] = event
+        self._followers[event] = None
         task.wake = event.set
         try:
             # It may have been settled, or the reader may have left, before it was known that we wait.
@@ -247,10 +254,10 @@ class ThreadClient:
                 event.wait(None if until is None else max(0.0, until - time.monotonic()))
         finally:
             task.wake = None
-            del self._followers[task.seq]
+            del self._followers[event]
 
     def _pass_on(self) -> None:
-        for event in list(self._followers.values()):
+        for event in list(self._followers):
             if not event.is_set():
                 event.set()
                 return
@@ -267,8 +274,13 @@ class ThreadClient:
                 continue
             try:
                 self._keep_connection(connection)
-            finally:
-                self._lose(connection)
+            except PoolError as error:
+                log.error("the pool cannot be used: %s", error)
+            except Exception:
+                log.exception("the connection to the pool failed and is made anew")
+            self._lose(connection)
+            if not self._closing:
+                time.sleep(RECONNECT_S)
 
     def _connect(self) -> Connection | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -309,7 +321,7 @@ class ThreadClient:
         connection.lost = True
         self._connection = None
         if connection.core is not None:
-            _wake(connection.core.lose(PoolLost("the pool is gone")))
+            _wake(connection.core.lose())
             connection.nudge()
         with self._reader:
             connection.close()
@@ -319,8 +331,12 @@ class ThreadClient:
 
     def _forked(self) -> None:
         """In a child of fork: the pool knows nothing of this process, and its descriptors are the parent's."""
-        self._connection = None
+        connection, self._connection = self._connection, None
         self._closing = True
+        if connection is not None:
+            if connection.core is not None:
+                connection.core.disown()
+            connection.close()
 
 
 def _wake(tasks: list[Task]) -> None:

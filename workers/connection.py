@@ -7,6 +7,7 @@ back. Nothing here blocks.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -24,6 +25,7 @@ from workers.records import FRAME, RECORD_SIZE
 from workers.status import ModelStatus
 
 CLOCKS_APART_NS = 10_000_000_000
+FOREVER_S = 9e9
 _COUNT = Struct("i")
 _NO_COUNT = bytes(_COUNT.size)
 
@@ -33,6 +35,7 @@ class Connection:
     once it is gone."""
 
     def __init__(self, socket_path: str, sock: socket.socket) -> None:
+        self._blinded: list[int] = []
         sock.setblocking(False)
         sock.connect(socket_path)
         self.link = control.Link(sock)
@@ -63,7 +66,11 @@ class Connection:
         core = self._core()
         status = self.admit(name)
         now = time.monotonic_ns()
-        return core.submit(core.models[name], inputs, _deadline_ns(deadline, status, now), now)
+        try:
+            return core.submit(core.models[name], inputs, _deadline_ns(deadline, status, now), now)
+        except ValueError:
+            self._raise_if_lost()
+            raise
 
     def prepare_body(
         self, name: str, body: bytes, codec: str, deadline: float | None, pause: Callable[[], object] = no_pause
@@ -71,7 +78,11 @@ class Connection:
         core = self._core()
         status = self.admit(name)
         now = time.monotonic_ns()
-        return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now, pause)
+        try:
+            return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now, pause)
+        except ValueError:
+            self._raise_if_lost()
+            raise
 
     def enqueue(self, name: str, task: Task, record: bytes) -> None:
         """Into the model's queue. `Overloaded` if that is full; the task is then withdrawn."""
@@ -79,13 +90,21 @@ class Connection:
         try:
             if task.spill is not None:
                 self.link.send(control.Spill(task.spill.id), [os.dup(task.spill.fd)])
+                if self.link.waiting:
+                    # The pool is behind: a worker would ask it for inputs that it has not heard of.
+                    raise BlockingIOError
             os.write(self._queues[name], record)
         except BlockingIOError:
             core.withdraw(task)
             raise Overloaded(f"the queue of model {name!r} is full") from None
         except (OSError, KeyError):
             core.withdraw(task)
-            raise PoolLost("the pool is gone") from None
+            self._raise_if_lost()
+            raise Draining("the pool is draining") from None
+        if self.lost:
+            # Whoever told the waiters of the loss may not have seen this one.
+            core.abandon(task, PoolLost("the pool is gone"))
+            self._raise_if_lost()
 
     def statuses(self) -> dict[str, ModelStatus]:
         return {name: view.status for name, view in self._core().models.items()}
@@ -94,6 +113,11 @@ class Connection:
         if self.core is None or not self.ready or self.lost:
             raise PoolLost("there is no pool")
         return self.core
+
+    def _raise_if_lost(self) -> None:
+        """The memory may have been let go of, and the queues closed, in the middle of what another thread did."""
+        if self.lost:
+            raise PoolLost("the pool is gone") from None
 
     # Hearing.
 
@@ -125,9 +149,7 @@ class Connection:
         elif isinstance(message, control.SpilledTo) and self.core is not None:
             settled += self.core.spilled(message.slot, message.seq, fds[0])
         elif isinstance(message, control.CloseQueues):
-            for fd in self._queues.values():
-                os.close(fd)
-            self._queues.clear()
+            self._close_queues()
             self.link.send(control.QueuesClosed())
 
     def _register(self, welcome: control.Welcome) -> None:
@@ -137,6 +159,7 @@ class Connection:
         self._welcome = welcome
         arena = self._arena = Arena.create(welcome.slots)
         self.reply, self._reply_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reply_write, False)
         self.link.send(
             control.Register(os.getpid()),
             [os.dup(arena.fd), control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK)],
@@ -157,7 +180,8 @@ class Connection:
 
     def nudge(self) -> None:
         """Wake whoever is blocked in reading the reply pipe, by a frame that means nothing."""
-        if self._reply_write >= 0:
+        # If the pipe is full, nobody is blocked.
+        with contextlib.suppress(OSError):
             os.write(self._reply_write, FRAME.pack(0, 0))
 
     def flush(self) -> None:
@@ -172,16 +196,31 @@ class Connection:
         self.ready = False
         self.lost = True
         self.link.close()
-        for fd in (*self._queues.values(), self.reply, self._reply_write):
-            if fd >= 0:
-                os.close(fd)
-        self._queues.clear()
-        self.reply = self._reply_write = -1
+        self._close_queues()
+        if self.reply >= 0:
+            self._blind(self._reply_write)
+            os.close(self.reply)
+            self.reply = -1
         if self.core is not None:
             self.core.close()
         elif self._arena is not None:
             self._arena.close()
 
+    def _close_queues(self) -> None:
+        for fd in self._queues.values():
+            self._blind(fd)
+        self._queues.clear()
+
+    def _blind(self, fd: int) -> None:
+        """Close what another thread may be about to write to: the number stays ours, and cannot be written to, until
+        nobody can have it in hand any more."""
+        os.dup2(self.reply, fd, inheritable=False)
+        self._blinded.append(fd)
+
+    def __del__(self) -> None:
+        for fd in self._blinded:
+            os.close(fd)
+
 
 def _deadline_ns(deadline: float | None, status: ModelStatus, now_ns: int) -> int:
-    return now_ns + int(status.timeout_s * 1e9) if deadline is None else int(deadline * 1e9)
+    return now_ns + int(status.timeout_s * 1e9) if deadline is None else int(min(max(deadline, 0.0), FOREVER_S) * 1e9)

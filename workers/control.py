@@ -15,6 +15,7 @@ import array
 import json
 import os
 import socket
+import threading
 from collections import deque
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -247,7 +248,12 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) // 4 * 4])
             received += numbers
-    return decode(packet), received
+    try:
+        return decode(packet), received
+    except BaseException:
+        for fd in received:
+            os.close(fd)
+        raise
 
 
 def reopen(fd: int, flags: int) -> int:
@@ -256,7 +262,7 @@ def reopen(fd: int, flags: int) -> int:
 
 
 class Link:
-    """One end of a control socket that never blocks: what cannot be sent now waits its turn.
+    """One end of a control socket that never blocks: what cannot be sent now waits its turn. Any thread may send.
 
     `fds` handed to `send` are closed here once they are on their way.
     """
@@ -267,24 +273,31 @@ class Link:
         sock.setblocking(False)
         self.sock = sock
         self._waiting: deque[tuple[Message, list[int]]] = deque()
+        self._sending = threading.Lock()
 
     def send(self, message: Message, fds: list[int] | None = None) -> None:
         self._waiting.append((message, fds or []))
         self.flush()
 
     def flush(self) -> None:
-        while self._waiting:
-            message, fds = self._waiting[0]
-            try:
-                send(self.sock, message, fds)
-            except BlockingIOError:
-                return
-            except OSError:
-                # The other end is gone; its end of file is dealt with where the socket is read.
-                pass
-            self._waiting.popleft()
-            for fd in fds:
-                os.close(fd)
+        with self._sending:
+            while self._waiting:
+                message, fds = self._waiting[0]
+                try:
+                    send(self.sock, message, fds)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    # The other end is gone; its end of file is dealt with where the socket is read.
+                    pass
+                self._waiting.popleft()
+                for fd in fds:
+                    os.close(fd)
+
+    @property
+    def waiting(self) -> bool:
+        """Something has not been sent yet."""
+        return bool(self._waiting)
 
     @property
     def stuck(self) -> bool:
@@ -296,8 +309,9 @@ class Link:
         return receive(self.sock)
 
     def close(self) -> None:
-        for _, fds in self._waiting:
-            for fd in fds:
-                os.close(fd)
-        self._waiting.clear()
-        self.sock.close()
+        with self._sending:
+            for _, fds in self._waiting:
+                for fd in fds:
+                    os.close(fd)
+            self._waiting.clear()
+            self.sock.close()

@@ -30,6 +30,7 @@ from workers.errors import (
     NotReady,
     Overloaded,
     PoolError,
+    PoolLost,
     TooLarge,
     WorkerDied,
     from_code,
@@ -358,9 +359,9 @@ class ClientCore:
     def next_deadline_ns(self) -> int | None:
         return min((task.deadline_ns for task in list(self._open.values())), default=None)
 
-    def lose(self, error: PoolError) -> list[Task]:
+    def lose(self) -> list[Task]:
         """The pool is gone, and with it whatever was under way."""
-        return [task for task in list(self._open.values()) if self.abandon(task, error)]
+        return [task for task in list(self._open.values()) if self.abandon(task, PoolLost("the pool is gone"))]
 
     def abandon(self, task: Task, error: PoolError) -> bool:
         """Nobody waits for the task any more; true if somebody did until now. It is not run if it has not begun."""
@@ -416,6 +417,8 @@ class ClientCore:
     def _raise_failure(self, task: Task) -> None:
         if task.error is not None:
             raise task.error
+        if self.arena.fd < 0:
+            raise PoolLost("the pool is gone, and the answer with it")
         outcome = task.outcome
         if outcome in (_DONE, _SPILLED):
             return
@@ -437,6 +440,12 @@ class ClientCore:
                 self.dropped.append(task.spill.id)
             task.spill.close()
             task.spill = None
+
+    def disown(self) -> None:
+        """In a child of fork, which must not touch the memory: everything is over with."""
+        for task in list(self._tasks.values()):
+            task.error = task.error or PoolLost("the pool is the parent process's")
+        self._open.clear()
 
     def close(self) -> None:
         """Let go of all memory; whoever still waits has been told by `lose`."""

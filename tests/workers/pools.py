@@ -204,8 +204,14 @@ def alive(pid: int) -> bool:
     return state_of(pid) not in ("", "Z", "X")
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def targets(pid: int) -> list[str]:
+    """What its descriptors lead to, and which files it has mapped."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return found + [fields[5] for line in lines if len(fields := line.split(None, 5)) == 6]
 
 
 def send(pid: int, number: signal.Signals) -> None:
