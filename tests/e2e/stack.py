@@ -27,9 +27,10 @@ ZOO = "tests.models.zoo:"
 SCORE: dict[str, object] = {"model": "workers.models.dense:Dense"}
 SMALL_ARENA: list[list[int]] = [[4096, 64], [65536, 8], [1048576, 4]]
 
-# How long each storm of kills lasts, and the seed of its randomness. Taken out of the environment, for to the service
-# a name of this kind that it does not know is a mistake.
+# How long each storm of kills lasts, how long a pool is frozen, the seed of what is random. Taken out of the
+# environment, for to the service a name of this kind that it does not know is a mistake.
 STORM_S = float(os.environ.pop("HEADRACE_STORM_S", "4"))
+FROZEN_S = float(os.environ.pop("HEADRACE_FROZEN_S", "4"))
 SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
 
 Models = Mapping[str, Mapping[str, object]]
@@ -127,6 +128,8 @@ def service(
             stack = Stack(process, listening_port(process, stderr), stderr, directory)
             if ready:
                 stack.wait_ready()
+                replicas = sum(int(str(table.get("replicas", 1))) for table in (models or {}).values())
+                until(lambda: len(stack.compute()) >= replicas, "every replica has been started")
             yield stack
             if process.poll() is None:
                 process.terminate()

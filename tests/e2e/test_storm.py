@@ -17,16 +17,19 @@ BACK_S = 10.0
 
 
 def kill_a_worker(stack: Stack, clients: Clients, dice: random.Random) -> None:
-    kill(dice.choice(stack.compute()))
-    until(lambda: len(stack.compute()) == 2, "the worker is replaced", BACK_S)
+    worker = dice.choice(stack.compute())
+    kill(worker)
+    until(lambda: len(set(stack.compute()) - {worker}) == 2, "the worker is replaced", BACK_S)
 
 
 def kill_the_pool(stack: Stack, clients: Clients, dice: random.Random) -> None:
     before = clients.tolerated
     # Whoever was with it is told so, and whoever comes before the next one has loaded.
     clients.tolerated = no_pool
-    kill(stack.pool())
-    until(lambda: len(stack.pools()) == 1 and every_process_is_ready(stack), "the pool is back", BACK_S)
+    pool = stack.pool()
+    kill(pool)
+    # What is being killed may still be seen, and be believed in.
+    until(lambda: bool(set(stack.pools()) - {pool}) and every_process_is_ready(stack), "the pool is back", BACK_S)
     clients.tolerated = before
 
 
