@@ -21,6 +21,7 @@ from gunicorn.util import is_ipv6
 
 _CHECK_S = 60.0
 _CHECK_POLL_S = 0.1
+_ONE_SIGNAL_S = 0.5
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -34,8 +35,8 @@ def prepare(arbiter: Any) -> None:
     spawn_worker = arbiter.spawn_worker
     arbiter.spawn_worker = lambda: _spawn(spawn_worker)
     os.register_at_fork(after_in_child=_forked)
-    # The second signal is a quick stop then, as gunicorn's own TERM followed by INT is.
     arbiter.handle_int = arbiter.handle_quit = arbiter.handle_term
+    _hurry_at_the_second(arbiter)
     reload = arbiter.handle_hup
     arbiter.handle_hup = lambda: _reload(arbiter, reload)
 
@@ -46,6 +47,8 @@ def announce(arbiter: Any) -> None:
 
 
 def clean_up() -> None:
+    for sig in _STOPPING:  # all is done: one more must not turn a good end into a death by signal
+        signal.signal(sig, signal.SIG_IGN)
     launch = sys.modules.get("workers.launch")  # not imported again: it holds the pool, if there is one
     embedded = launch.current() if launch is not None else None
     if embedded is not None:
@@ -118,6 +121,26 @@ def _give_up(arbiter: Any, reason: str) -> NoReturn:
         arbiter.pidfile.unlink()
     print(f"Error: {reason}", file=sys.stderr, flush=True)
     sys.exit(1)
+
+
+# Stopping
+
+
+def _hurry_at_the_second(arbiter: Any) -> None:
+    """A second signal to stop, whichever it is, becomes the SIGINT at which gunicorn makes haste. Not one that comes
+    with the first: `timeout` and others signal a process and then its whole group."""
+    first = 0.0
+
+    def take(sig: int, frame: object) -> None:
+        nonlocal first
+        if sig in _STOPPING:
+            now = time.monotonic()
+            if first and now - first > _ONE_SIGNAL_S:
+                sig = signal.SIGINT
+            first = first or now
+        arbiter.SIG_QUEUE.put_nowait(sig)
+
+    arbiter.signal = take
 
 
 # Reloading
