@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import logging
 import mmap
 import os
@@ -60,6 +61,9 @@ def main(assignment: Assignment) -> None:
     model = _make_model(assignment, link)
     if model is None:
         return
+    # What loading has left is there to stay: no collection during a task need look at it.
+    gc.collect()
+    gc.freeze()
     control.send(link, control.Loaded(tuple(model.inputs), tuple(model.outputs)))
     Worker(
         model,
