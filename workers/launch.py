@@ -9,6 +9,7 @@ start another: of several started at once, the one that gets the lock stays.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -27,6 +28,7 @@ from workers.records import RECORD_SIZE
 LIFELINE_FD = 3
 RETRY_S = 1.0
 YOUNG_S = 60.0
+LONGEST_SOCKET_PATH = 107
 
 __all__ = ["Embedded", "NotEnoughMemory", "check_memory", "current", "prepare"]
 
@@ -96,14 +98,17 @@ class Embedded:
 def prepare(user: int | None = None, group: int | None = None) -> Embedded:
     """Make this instance's directory (below `HEADRACE_RUNTIME_DIR`, else the user's or the system's directory for
     such things), having removed those whose instance is gone. `user` and `group` are those of the web processes;
-    the pool, and with it every model, runs as them too."""
+    the pool, and with it every model, runs as them too. `OSError` names what stands in the way."""
     global _current
-    root = Path(os.environ.get("HEADRACE_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if not root.is_dir():
+    given = os.environ.get("HEADRACE_RUNTIME_DIR")
+    root = Path(given or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if not given and not root.is_dir():
         root = Path(tempfile.gettempdir())
     prefix = f"headrace-{os.getuid()}-"
     _sweep(root, prefix)
     directory = root / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+    if len(os.fsencode(directory / "pool.sock")) > LONGEST_SOCKET_PATH:
+        raise OSError(errno.ENAMETOOLONG, "too long for a socket in it", str(root))
     directory.mkdir(mode=0o700)
     user = os.geteuid() if user is None else user
     group = os.getegid() if group is None else group

@@ -93,4 +93,5 @@ def tagging(stack: Stack, count: int = 8, model: str = "tag") -> Iterator[Client
     clients = Clients(stack, model)
     with threads(count, clients.run):
         yield clients
-    assert clients.failures == [], clients.counts
+    told = [line for line in stack.log().splitlines() if " -> " not in line]
+    assert clients.failures == [], (clients.counts, told[-50:])
