@@ -97,10 +97,14 @@ class Connection:
         except BlockingIOError:
             core.withdraw(task)
             raise Overloaded(f"the queue of model {name!r} is full") from None
-        except (OSError, KeyError):
+        except KeyError:
             core.withdraw(task)
             self._raise_if_lost()
             raise Draining("the pool is draining") from None
+        except OSError:
+            # Nobody can read the queue: the pool has just died, which we have yet to hear.
+            core.withdraw(task)
+            raise PoolLost("the pool is gone") from None
         if self.lost:
             # Whoever told the waiters of the loss may not have seen this one.
             core.abandon(task, PoolLost("the pool is gone"))

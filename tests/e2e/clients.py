@@ -74,7 +74,8 @@ class Clients:
 
     def _cut(self, pid: int, began: float, error: OSError) -> None:
         if self.stopping:
-            self._note("refused", failed=not isinstance(error, ConnectionRefusedError))
+            # Nobody is cut off by an end in order; a service that has been killed is another matter.
+            self._note("refused", failed=not isinstance(error, ConnectionRefusedError) and not self.killed)
             return
         # On a new connection it is not known yet which process it is with.
         due = pid in self.killed or (not pid and any(began - 2.0 < at for at in self.killed.values()))

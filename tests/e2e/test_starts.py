@@ -232,7 +232,7 @@ def test_a_service_in_use_keeps_its_descriptors_and_its_memory() -> None:
         held = {pid: fds(pid) for pid in processes}
         memory = shared_memory()
         use()
-        until(lambda: {pid: fds(pid) for pid in processes} == held, "every process holds what it held")
+        until(lambda: all(fds(pid) <= held[pid] for pid in processes), "no process holds more than it held")
         until(lambda: shared_memory() < memory + (4 << 20), "no memory file is kept")
 
 
