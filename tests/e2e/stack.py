@@ -74,6 +74,10 @@ class Stack(Served):
         except OSError:
             return False
 
+    def all_ready(self) -> bool:
+        """Every web process says so, each of which hears of it by itself. Needs the application of these tests."""
+        return all(status == 200 for status, _, _ in every_web_process(self, "/ready").values())
+
     def wait_ready(self, seconds: float = PATIENCE_S) -> None:
         try:
             until(self.ready, "the service is ready", seconds)
@@ -131,6 +135,8 @@ def service(
                 stack.wait_ready()
                 replicas = sum(int(str(table.get("replicas", 1))) for table in (models or {}).values())
                 until(lambda: len(stack.compute()) >= replicas, "every replica has been started")
+                if app == APP:
+                    until(stack.all_ready, "every web process knows")
             yield stack
             if process.poll() is None:
                 process.terminate()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -170,34 +170,32 @@ def test_a_model_that_does_not_exist_is_told_by_ready() -> None:
 
 def test_starts_and_stops_leave_nothing_behind() -> None:
     with place() as directory:
-        before = shared_memory()
         for _ in range(ROUNDS):
             with service({"tag": TAG}, directory=directory) as stack:
                 assert stack.predict("tag", nonce=4)[0] == 200
+                memory = memory_files(stack.titles())
+                assert memory
                 stack.process.terminate()
                 assert stack.wait() == 0
                 stack.assert_nothing_left()
-        until(lambda: shared_memory() < before + (8 << 20), "the memory is given back")
+                assert not all_memory_files() & set(memory)
 
 
 def test_killing_everything_over_and_over_leaves_nothing_for_long() -> None:
     with place() as directory:
         run = directory / "run"
-        decoys = [
-            run / f"headrace-{os.getuid()}-notes.txt",
-            run / "other-service",
-            run / f"headrace-{os.getuid() + 1}-1-x",
-        ]
+        foreign = [f"headrace-{os.getuid()}-notes.txt", "other-service", f"headrace-{os.getuid() + 1}-1-x"]
+        decoys = [run / name for name in foreign]
         decoys[0].write_text("mine")
         for decoy in decoys[1:]:
             decoy.mkdir()
             (decoy / "file").write_text("mine")
-        before = shared_memory()
         for _ in range(ROUNDS):
             with service({"tag": TAG}, directory=directory) as stack, tagging(stack, 4) as clients:
                 until(lambda clients=clients: clients.right > 20, "load")  # type: ignore[misc]
                 # One directory of this start; that of the last has been swept.
                 assert len(stack.runtime()) == len(decoys) + 1
+                memory = memory_files(stack.titles())
                 clients.stopping = True
                 clients.killed = dict.fromkeys(stack.web(), time.monotonic())
                 clients.tolerated = lambda code: code == "POOL_LOST"
@@ -205,21 +203,16 @@ def test_killing_everything_over_and_over_leaves_nothing_for_long() -> None:
                     kill(pid)
                 stack.process.wait()
                 stack.wait_gone()
+                assert not all_memory_files() & set(memory)
         with service({"tag": TAG}, directory=directory) as stack:
             assert len(stack.runtime()) == len(decoys) + 1
         assert [decoys[0].read_text(), *((decoy / "file").read_text() for decoy in decoys[1:])] == ["mine"] * 3
         assert sorted(run.iterdir()) == sorted(decoys)
-        until(lambda: shared_memory() < before + (8 << 20), "the memory is given back")
-
-
-def shared_memory() -> int:
-    """Bytes of memory files and the like on this machine."""
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Shmem:"))
 
 
 def test_a_service_in_use_keeps_its_descriptors_and_its_memory() -> None:
-    with service({"tag": TAG, "echo": {"model": ZOO + "Echo"}}) as stack:
+    with service({"tag": {**TAG, "replicas": 1}, "echo": {"model": ZOO + "Echo"}}, web=1) as stack:
+        resting = len(memory_files(stack.titles()))
         large = [0.5] * 200_000
 
         def use() -> None:
@@ -227,13 +220,33 @@ def test_a_service_in_use_keeps_its_descriptors_and_its_memory() -> None:
                 assert stack.predict("echo", x=large)[0] == 200  # in and out through memory files of their own
                 assert stack.predict("tag", nonce=1)[0] == 200
 
+        def held() -> tuple[dict[int, int], list[int]]:
+            """Of each process the descriptors, and the sizes of all memory files."""
+            return {pid: fds(pid) for pid in stack.titles()}, sorted(memory_files(stack.titles()).values())
+
         use()
-        processes = [*stack.web(), stack.pool(), *stack.compute()]
-        held = {pid: fds(pid) for pid in processes}
-        memory = shared_memory()
+        # The last memory files are given back a moment after their answers.
+        until(lambda: len(memory_files(stack.titles())) == resting, "it rests")
+        before = held()
         use()
-        until(lambda: all(fds(pid) <= held[pid] for pid in processes), "no process holds more than it held")
-        until(lambda: shared_memory() < memory + (4 << 20), "no memory file is kept")
+        until(lambda: held() == before, f"it holds what it held: {before}")
+
+
+def memory_files(pids: Iterable[int]) -> dict[int, int]:
+    """The memory files that processes hold: inodes, and sizes in bytes."""
+    files = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("/memfd:headrace"):
+                        status = os.stat(f"/proc/{pid}/fd/{fd}")
+                        files[status.st_ino] = status.st_size
+    return files
+
+
+def all_memory_files() -> set[int]:
+    return set(memory_files(int(entry) for entry in os.listdir("/proc") if entry.isdigit()))
 
 
 def test_few_descriptors_are_refusals_and_not_the_end() -> None:

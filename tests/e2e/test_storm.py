@@ -29,7 +29,7 @@ def kill_the_pool(stack: Stack, clients: Clients, dice: random.Random) -> None:
     pool = stack.pool()
     kill(pool)
     # What is being killed may still be seen, and be believed in.
-    until(lambda: bool(set(stack.pools()) - {pool}) and every_process_is_ready(stack), "the pool is back", BACK_S)
+    until(lambda: bool(set(stack.pools()) - {pool}) and stack.all_ready(), "the pool is back", BACK_S)
     clients.tolerated = before
 
 
@@ -44,10 +44,6 @@ def kill_a_web_process(stack: Stack, clients: Clients, dice: random.Random) -> N
     until(lambda: len(stack.web()) == 2 and pid not in stack.web(), "the web process is replaced", BACK_S)
 
 
-def every_process_is_ready(stack: Stack) -> bool:
-    return all(response[0] == 200 for response in every_web_process(stack, "/ready").values())
-
-
 KILLS = {"a worker": kill_a_worker, "the pool": kill_the_pool, "a web process": kill_a_web_process}
 
 
@@ -57,7 +53,6 @@ def test_kills_at_random_moments_cost_nobody_else_a_request(victim: str) -> None
     kills: list[Callable[[Stack, Clients, random.Random], None]]
     kills = list(KILLS.values()) if victim == "anything" else [KILLS[victim]]
     with service({"tag": TAG}) as stack:
-        until(lambda: every_process_is_ready(stack), "every web process is ready")
         rested = fds(stack.pool())
         with tagging(stack) as clients:
             ends, count = time.monotonic() + STORM_S, 0
@@ -70,7 +65,7 @@ def test_kills_at_random_moments_cost_nobody_else_a_request(victim: str) -> None
             answered = clients.right
             until(lambda: clients.right > answered + 100, f"answers go on (seed {SEED})")
         assert clients.right > 100
-        until(lambda: every_process_is_ready(stack), "every web process is ready")
+        until(stack.all_ready, "every web process is ready")
         until(lambda: slots_out(stack) == [0, 0], f"no slot is out (seed {SEED})")
         until(lambda: fds(stack.pool()) == rested, f"the pool holds what it held (seed {SEED})")
 
