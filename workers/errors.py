@@ -21,6 +21,7 @@ the other side. Which HTTP status a code has is the web tier's business, not kno
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -83,11 +84,20 @@ class PoolLost(PoolError):
 
 class Refused(PoolError):
     """A model's own refusal. A model raises `Refused("a licence is needed", code="LICENSE_FAILED")` in `load`
-    (then it is listed with that code and serves nothing) or in `predict` (then that task alone is refused)."""
+    (then it is listed with that code and serves nothing) or in `predict` (then that task alone is refused).
+    A code is 1 to 64 ASCII letters, digits, `_`, `.` and `-`."""
 
     def __init__(self, text: str, code: str = "REFUSED") -> None:
         super().__init__(text)
         self.code = code
+
+
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def code_of(error: PoolError) -> str:
+    """The error's code name; what a model chose is held to what a header, a log line and a slot can take."""
+    return error.code if isinstance(error.code, str) and _CODE.fullmatch(error.code) else ModelFailed.code
 
 
 _BY_CODE: dict[str, type[PoolError]] = {

@@ -40,6 +40,10 @@ class Inbox:
     def clear(self, entry: int) -> None:
         self.words[ENTRIES // 8 + entry * RECORD_WORDS] = 0
 
+    @property
+    def occupied(self) -> bool:
+        return any(self.words[ENTRIES // 8 :: RECORD_WORDS])
+
     def held(self) -> list[Record]:
         """Every record in it, in the order of taking."""
         records = [Record.unpack(self.entries, i * RECORD_SIZE) for i in range(self.capacity)]

@@ -7,6 +7,7 @@ replicas is in `workers.served`; here are the clients and the loop.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -197,7 +198,10 @@ class Pool:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # It stays in the backlog, and the listener readable.
+                time.sleep(TICK_S)
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (os.getuid(), 0):
@@ -216,12 +220,16 @@ class Pool:
         while client.arena_id in self._clients:
             try:
                 heard = client.link.receive()
+                if heard is not None:
+                    self._heed(client, *heard)
+                    continue
             except BlockingIOError:
                 return
-            if heard is None:
-                self._drop(client)
-                return
-            self._heed(client, *heard)
+            except (LookupError, TypeError, ValueError, OSError) as error:
+                # One that speaks nonsense, or for which there are no descriptors left, is no reason to end.
+                log.warning("a client cannot be heard, and is dropped: %s: %s", type(error).__name__, error)
+            self._drop(client)
+            return
 
     def _heed(self, client: Client, message: control.Message, fds: list[int]) -> None:
         if isinstance(message, control.Register):
@@ -267,13 +275,15 @@ class Pool:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._drain())
+            # The loop is told by the pipe: a handler could come in the middle of anything.
+            signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._watch(read, lambda: self._swallow(read))
+        self._watch(read, lambda: self._heed_signals(read))
         return read, write
 
-    def _swallow(self, fd: int) -> None:
-        os.read(fd, 4096)
+    def _heed_signals(self, fd: int) -> None:
+        for _ in os.read(fd, 4096):
+            self._drain()
 
     def _lose_lifeline(self) -> None:
         log.info("the web server is gone; ending")

@@ -37,7 +37,6 @@ class Replica:
 
     def __init__(self, config: ModelConfig, index: int, queue: int, board: Board, spill_limit: int) -> None:
         self.index = index
-        self.inbox = Inbox.create(config.max_batch)
         self.started = time.monotonic()
         self.ready = False
         self.silent = False
@@ -46,30 +45,52 @@ class Replica:
         self.failed: control.LoadFailed | None = None
         self.forwarded: deque[tuple[int, int, int]] = deque(maxlen=max(64, config.max_batch))
         """(arena, slot, seq) of outputs sent on in a memory file: their tasks are answered."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link = control.Link(ours)
-        assignment = startup.Assignment(
-            config.model,
-            config.name,
-            index,
-            config.options,
+        with contextlib.ExitStack() as undo:
+            # Descriptors, memory or processes may run out half-way.
+            self.inbox = Inbox.create(config.max_batch)
+            undo.callback(self.inbox.close)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.link = control.Link(ours)
+            undo.callback(self.link.close)
             # In this wrapping `multiprocess` passes the descriptor on to the new process.
-            Connection(theirs.detach()),
-            os.getpid(),
-            int(config.max_delay_ms * 1e6),
-            spill_limit,
-        )
-        for name in THREAD_VARIABLES:
-            os.environ[name] = str(config.threads)
-        self._process = _spawn.Process(target=startup.main, args=(assignment,))
-        self._process.start()
-        assignment.link.close()
-        self.pid: int = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
-        self.link.send(
-            control.Equip(index, config.replicas),
-            [control.reopen(queue, os.O_RDONLY | os.O_NONBLOCK), os.dup(self.inbox.fd), os.dup(board.fd)],
-        )
+            with Connection(theirs.detach()) as link:
+                assignment = startup.Assignment(
+                    config.model,
+                    config.name,
+                    index,
+                    config.options,
+                    link,
+                    os.getpid(),
+                    int(config.max_delay_ms * 1e6),
+                    spill_limit,
+                )
+                for name in THREAD_VARIABLES:
+                    os.environ[name] = str(config.threads)
+                self._process = _spawn.Process(target=startup.main, args=(assignment,))
+                self._process.start()
+            self.pid: int = self._process.pid
+            undo.callback(self._give_up)
+            self.pidfd = os.pidfd_open(self.pid)
+            undo.callback(os.close, self.pidfd)
+            self._equip(config.replicas, queue, board)
+            undo.pop_all()
+
+    def _equip(self, replicas: int, queue: int, board: Board) -> None:
+        fds: list[int] = []
+        try:
+            fds.append(control.reopen(queue, os.O_RDONLY | os.O_NONBLOCK))
+            fds.append(os.dup(self.inbox.fd))
+            fds.append(os.dup(board.fd))
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        self.link.send(control.Equip(self.index, replicas), fds)
+
+    def _give_up(self) -> None:
+        self.kill()
+        self._process.join()
+        self._process.close()
 
     @property
     def busy_since_ns(self) -> int:
@@ -77,7 +98,7 @@ class Replica:
         return self.inbox.words[BUSY_SINCE]
 
     def idles(self, now: float, queued: bool) -> float:
-        """For how many seconds it has let records lie in the queue without taking any. Ask at every tick."""
+        """For how many seconds it has let records lie and not run any. Ask at every tick."""
         turns = self.inbox.words[TURNS]
         if not queued or self.busy_since_ns or turns != self._turns:
             self._turns = turns

@@ -37,6 +37,8 @@ LONGEST_BACKOFF_S = 60.0
 STUCK_S = 1.0
 """How long an idle worker may leave records in the queue before it is taken for stopped."""
 LATE_TICK_S = 0.5
+GRACE_S = 1.0
+"""After a late tick of the pool's own: how long nobody is killed for what was not done meanwhile."""
 RECORDS_PER_TURN = 256
 
 
@@ -90,6 +92,7 @@ class Served:
         self._draining = False
         self._backlog: deque[Record] = deque()
         self._last_tick = time.monotonic()
+        self._lenient_until = 0.0
 
     def _size_pipe(self) -> int:
         """Room for `max_queue` records and what the workers may put back; the limit that really holds."""
@@ -162,18 +165,20 @@ class Served:
     # Time passes.
 
     def tick(self, now: float) -> None:
-        late = now - self._last_tick > LATE_TICK_S
+        if now - self._last_tick > LATE_TICK_S:
+            self._lenient_until = now + GRACE_S
         self._last_tick = now
+        lenient = now < self._lenient_until
         for place in self._places:
             if place.replica is not None:
                 place.replica.link.flush()
-                if late:
+                if lenient:
                     place.replica.excuse(now)
                 else:
                     self._watch_over(place.replica, now)
             elif not self._draining and self._refusal is None and now >= place.next_start:
                 self._start(place, now)
-        if not late:
+        if not lenient:
             self._find_stuck(now)
         self._retry_backlog()
         if self._nobody_comes():
@@ -205,10 +210,10 @@ class Served:
             replica.kill()
 
     def _find_stuck(self, now: float) -> None:
-        """A ready worker that lets records lie in the queue has been stopped, and is replaced."""
+        """A ready worker that lets records lie, in the queue or in its inbox, has been stopped, and is replaced."""
         queued = self._depth() > 0 and not self._draining
         for replica in self._replicas():
-            idle_s = replica.idles(now, queued and replica.ready)
+            idle_s = replica.idles(now, replica.ready and (queued or replica.inbox.occupied))
             if idle_s > STUCK_S + self.config.max_delay_ms / 1000:
                 log.warning("%s[%d] does not take what is queued and is killed", self.name, replica.index)
                 replica.kill()

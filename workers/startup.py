@@ -23,7 +23,7 @@ import setproctitle
 
 from workers import control
 from workers.arena import NotEnoughMemory, available_bytes
-from workers.errors import Refused
+from workers.errors import Refused, code_of
 from workers.inbox import Board, Inbox
 from workers.model import DTYPES, Array, Model, SharesWeights, resolve
 from workers.tensors import Tensor, align, check_outputs, describe, place, undescribe
@@ -109,7 +109,7 @@ def _make_model(assignment: Assignment, link: socket.socket) -> Model | None:
         model.load()
         warm_up(model)
     except Refused as refusal:
-        control.send(link, control.LoadFailed(str(refusal), refusal.code))
+        control.send(link, control.LoadFailed(str(refusal)[:1000], code_of(refusal)))
     except (Exception, SystemExit) as error:
         log.error("the model cannot be loaded", exc_info=error)
         control.send(link, control.LoadFailed(f"{type(error).__name__}: {error}"[:1000], ""))

@@ -24,7 +24,7 @@ from workers.arena import CLOSED, OVERFLOW, Arena, NotEnoughMemory, reserve
 from workers.batching import gather_until, plan
 from workers.codecs import BY_WIRE_ID
 from workers.core import ERROR_ROOM, Spill
-from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused
+from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused, code_of
 from workers.inbox import BUSY_SINCE, ENTRIES, FINISHED, TURNS, Board, Inbox
 from workers.model import Array, Model
 from workers.records import (
@@ -165,6 +165,7 @@ class Worker:
         self._max_delay_ns = max_delay_ns
         self._spill_limit = spill_limit
         self._peers: dict[int, Peer] = {}
+        self._dropped: list[int] = []
         self._layouts = Layouts()
         self._next_look = 0
         self._either = select.poll()
@@ -257,6 +258,7 @@ class Worker:
         while self._link_only.poll(timeout_ms):
             self._heed(self._hear())
             timeout_ms = 0
+        self._close_dropped()
 
     def _hear(self) -> tuple[control.Message, list[int]]:
         heard = control.receive(self._link)
@@ -271,7 +273,12 @@ class Worker:
         if isinstance(message, control.Stop):
             raise Drained
         if isinstance(message, control.DropArena):
-            peer = self._peers.pop(message.arena, None)
+            self._dropped.append(message.arena)
+
+    def _close_dropped(self) -> None:
+        """Between two turns: within one, tasks of a client that has gone may be among those that are open."""
+        while self._dropped:
+            peer = self._peers.pop(self._dropped.pop(), None)
             if peer is not None:
                 peer.close()
 
@@ -292,6 +299,7 @@ class Worker:
                 self._run(batch)
         self._inbox.words[BUSY_SINCE] = 0
         self._inbox.words[TURNS] += 1
+        self._close_dropped()
 
     def _open(self, entry: int, now: int) -> Item | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
@@ -338,6 +346,8 @@ class Worker:
             body = memoryview(source)[start : start + size]
             item.arrays = BY_WIRE_ID[item.codec].decode(body, self._model.inputs)
             item.layout = self._layouts.of(signature(item.arrays))
+            # Decoded, and not begun yet: should a mate's run end this process, this task is not charged for it.
+            arena.words[item.base >> 3] = item.seq << 8 | _QUEUED
             return
         item.layout = self._layouts.parse(source[start : start + size])
         if spill:
@@ -383,6 +393,8 @@ class Worker:
             outputs = self._checks.check(self._model.predict(_gather_inputs(parts)), rows)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if len(items) > 1:
+                for item in items:
+                    item.peer.arena.words[item.base >> 3] = item.seq << 8 | _QUEUED
                 for item in items:
                     self._run([item])
                 return
@@ -486,7 +498,7 @@ class Worker:
 
     def _fail(self, item: Item, error: PoolError) -> None:
         text = (str(error) or error.code).encode("utf-8", "replace")[: ERROR_ROOM // 2].decode("utf-8", "ignore")
-        block = f"{error.code}\n{text}".encode()
+        block = f"{code_of(error)}\n{text}".encode()
         arena = item.peer.arena
         start = item.base + item.at
         arena.view[start : start + len(block)] = block
