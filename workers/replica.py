@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 import multiprocess
+from multiprocess import process as started
 from multiprocess.connection import Connection
 
 from workers import control, startup
@@ -42,6 +43,7 @@ class Replica:
         self.silent = False
         self._turns = 0
         self._idle_since = self.started
+        self.killed = False
         self.failed: control.LoadFailed | None = None
         self.forwarded: deque[tuple[int, int, int]] = deque(maxlen=max(64, config.max_batch))
         """(arena, slot, seq) of outputs sent on in a memory file: their tasks are answered."""
@@ -68,6 +70,8 @@ class Replica:
                     os.environ[name] = str(config.threads)
                 self._process = _spawn.Process(target=startup.main, args=(assignment,))
                 self._process.start()
+            # `multiprocess` reaps what has ended whenever it starts another; then the id would not be ours any more.
+            started._children.discard(self._process)
             self.pid: int = self._process.pid
             undo.callback(self._give_up)
             self.pidfd = os.pidfd_open(self.pid)
@@ -116,6 +120,9 @@ class Replica:
 
     def kill(self) -> None:
         """End it and whatever its model has started; `reap` follows when its end is seen."""
+        if self.killed:
+            return
+        self.killed = True
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:

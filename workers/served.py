@@ -199,6 +199,8 @@ class Served:
 
     def _watch_over(self, replica: Replica, now: float) -> None:
         """Kill what has exceeded its time."""
+        if replica.killed:
+            return
         if not replica.ready:
             if now - replica.started > self.config.load_timeout_s:
                 self._reason = f"not loaded within {self.config.load_timeout_s:g} s"
@@ -213,6 +215,8 @@ class Served:
         """A ready worker that lets records lie, in the queue or in its inbox, has been stopped, and is replaced."""
         queued = self._depth() > 0 and not self._draining
         for replica in self._replicas():
+            if replica.killed:
+                continue
             idle_s = replica.idles(now, replica.ready and (queued or replica.inbox.occupied))
             if idle_s > STUCK_S + self.config.max_delay_ms / 1000:
                 log.warning("%s[%d] does not take what is queued and is killed", self.name, replica.index)
