@@ -139,9 +139,12 @@ def _hurry_at_the_second(arbiter: Any) -> None:
         nonlocal first
         if sig in _STOPPING:
             now = time.monotonic()
-            if first and now - first > _ONE_SIGNAL_S:
+            if not first:
+                first = now
+            elif now - first > _ONE_SIGNAL_S:
                 sig = signal.SIGINT
-            first = first or now
+            elif sig == signal.SIGTERM:
+                return
         arbiter.SIG_QUEUE.put_nowait(sig)
 
     arbiter.signal = take

@@ -225,7 +225,8 @@ def test_a_model_that_exits_or_raises_is_an_error_of_that_request_alone() -> Non
 
 
 def test_a_refusing_model_is_403_and_the_rest_is_ready() -> None:
-    with service({"refusing": {"model": ZOO + "Refusing"}, "score": SCORE}, web=1) as stack:
+    with service({"refusing": {"model": ZOO + "Refusing"}, "score": SCORE}, web=1, ready=False) as stack:
+        stack.wait_ready()
         until(lambda: b'"refused"' in status_of(stack)[2], "the refusal is known")
         response = stack.predict("refusing", x=[1])
         assert (response[0], code_of(response)) == (403, "LICENSE_FAILED")

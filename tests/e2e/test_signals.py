@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.e2e.clients import TAG, tagging
+from tests.e2e.clients import TAG, Clients, tagging
 from tests.e2e.stack import (
     APP,
     FROZEN_S,
@@ -285,11 +285,14 @@ def test_a_reader_of_the_log_that_has_stopped_stops_nobody() -> None:
                 with tempfile.TemporaryFile() as nothing:
                     stack = Stack(process, port, nothing, directory)
                     stack.wait_ready()
-                with tagging(stack) as clients:
+                    until(stack.all_ready, "every web process knows")
+                    clients = Clients(stack)
+                with threads(8, clients.run):
                     until(lambda: clients.right > 3000, "more lines than the pipe holds", 60)
                     kill(stack.compute()[0])
                     answered = clients.right
                     until(lambda: clients.right > answered + 500, "answers go on", 60)
+                assert clients.failures == []
                 process.terminate()
                 assert process.wait(PATIENCE_S) == 0
                 until(lambda: not titles(directory), "all gone")
