@@ -219,18 +219,34 @@ def test_a_frozen_web_process_does_not_keep_the_others_from_serving() -> None:
         assert len(stack.compute()) == 2
 
 
-def test_frozen_workers_are_504_or_replaced_and_never_answer_later() -> None:
-    with service({"tag": {**TAG, "timeout_s": 2.0}}) as stack:
+def test_idle_workers_that_are_frozen_are_replaced_and_never_answer_later() -> None:
+    with service({"tag": {**TAG, "timeout_s": 3.0}}) as stack:
         frozen = stack.compute()
         for pid in frozen:
             kill(pid, signal.SIGSTOP)
+        # A stopped worker is noticed by what it leaves undone; as soon as one has been replaced, that serves all.
         with threads(4, lambda n, done: answered_or_expired(stack, n)):
-            until(lambda: not set(frozen) & set(stack.compute()), "they are replaced")
+            until(lambda: set(stack.compute()) - set(frozen) != set(), "one is replaced")
         for pid in frozen:
             kill(pid, signal.SIGCONT)
         with tagging(stack) as clients:
-            until(lambda: clients.right > 200, "the new ones serve")
-        assert len(stack.compute()) == 2
+            until(lambda: clients.right > 200, "all serve")
+        until(lambda: len(stack.compute()) == 2, "both are there")
+
+
+def test_a_worker_frozen_in_the_middle_of_a_task_is_504_and_replaced() -> None:
+    with service({"slow": {**SLOW, "replicas": 1, "timeout_s": 1.5}}) as stack, stack.connect() as waiting:
+        (frozen,) = stack.compute()
+        waiting.send(head("/predict/slow", 10) + b'{"ms":500}')
+        until(lambda: under_way(stack) == 1, "it runs")
+        kill(frozen, signal.SIGSTOP)
+        began = time.monotonic()
+        response = waiting.response()
+        assert (response[0], code_of(response)) == (504, "DEADLINE_EXCEEDED")
+        assert time.monotonic() - began < 2.0
+        until(lambda: stack.compute() not in ([], [frozen]), "it is replaced", 3)
+        kill(frozen, signal.SIGCONT)
+        assert stack.predict("slow", ms=1)[::2] == (200, b'{"ms":1.0}')
 
 
 def answered_or_expired(stack: Stack, nonce: int) -> None:
