@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from typing import Protocol
 from weakref import WeakSet
 
 from service.client import PoolClient
@@ -16,9 +17,18 @@ from workers.errors import PoolLost
 from workers.model import Array
 from workers.status import ModelStatus
 
+PATIENCE_S = 1.0  # how long a process waits for its pool to introduce itself before it goes on without it
 
-def make_client() -> PoolClient:
-    """A started client of the pool that `HEADRACE_POOL_SOCKET` names, else of the embedded one."""
+
+class Connecting(PoolClient, Protocol):
+    def start(self) -> None:
+        """Begin to connect; returns without waiting."""
+
+    def wait_introduced(self, seconds: float) -> bool: ...
+
+
+def make_client() -> Connecting:
+    """A client of the pool that `HEADRACE_POOL_SOCKET` names, else of the embedded one."""
     relaunch: Callable[[], None] | None = None
     path = os.environ.get("HEADRACE_POOL_SOCKET", "")
     if not path:
@@ -29,14 +39,10 @@ def make_client() -> PoolClient:
     if _socket_is_patched():
         from service.hub import HubClient
 
-        hub_client = HubClient(path, relaunch=relaunch)
-        hub_client.start()
-        return hub_client
+        return HubClient(path, relaunch=relaunch)
     from workers.client import ThreadClient
 
-    thread_client = ThreadClient(path, relaunch=relaunch)
-    thread_client.start()
-    return thread_client
+    return ThreadClient(path, relaunch=relaunch)
 
 
 def open_clients() -> None:
@@ -55,9 +61,10 @@ class LazyClient:
     """The pool's client, made when it is first asked for anything; a forked child makes its own."""
 
     def __init__(self) -> None:
-        self._client: PoolClient | None = None
+        self._client: Connecting | None = None
         self._pid = 0
-        self._making = threading.Lock()
+        self._making = threading.Lock()  # never held while waiting: it may be older than gevent's patching
+        self._awaited = False
         _made.add(self)
 
     def open(self) -> None:
@@ -98,13 +105,21 @@ class LazyClient:
 
     def _get(self) -> PoolClient:
         client = self._client
-        if client is not None and self._pid == os.getpid():
-            return client
+        if client is None or self._pid != os.getpid():
+            client = self._begin()
+        if not self._awaited:
+            client.wait_introduced(PATIENCE_S)
+            self._awaited = True
+        return client
+
+    def _begin(self) -> Connecting:
         with self._making:
-            if self._client is None or self._pid != os.getpid():
-                self._client = make_client()
-                self._pid = os.getpid()
-            return self._client
+            client = self._client
+            if client is None or self._pid != os.getpid():
+                client = make_client()
+                client.start()
+                self._awaited, self._client, self._pid = False, client, os.getpid()
+            return client
 
 
 _made: WeakSet[LazyClient] = WeakSet()

@@ -49,6 +49,13 @@ def on_exit(arbiter: Any) -> None:
     master.clean_up()
 
 
+def post_worker_init(worker: Any) -> None:
+    if "service.connect" in sys.modules:
+        from service.connect import open_clients
+
+        open_clients()
+
+
 def worker_exit(arbiter: Any, worker: Any) -> None:
     if worker.pid == os.getpid() and "service.connect" in sys.modules:
         from service.connect import close_clients

@@ -30,6 +30,7 @@ log = logging.getLogger("headrace.client")
 
 TICK_S = 0.05
 RECONNECT_S = 0.1
+TROUBLE_S = 1.0  # until the next try after a failure nobody foresaw
 READ_SIZE = 65536
 _POLLRDHUP = 0x2000
 _READ = 1  # a watcher's "readable"
@@ -53,10 +54,13 @@ class HubClient:
         self._keeper: gevent.Greenlet | None = None
         self._watchers: list[Any] = []
 
-    def start(self, patience_s: float = 1.0) -> None:
-        """Connect; wait up to `patience_s` for the pool to introduce itself, then go on without it and keep trying."""
+    def start(self) -> None:
+        """Begin to connect, and never give up; switches to no other greenlet."""
         self._keeper = gevent.spawn(self._keep)
-        self._introduced.wait(patience_s)
+
+    def wait_introduced(self, seconds: float) -> bool:
+        """Until the pool has introduced itself for the first time."""
+        return bool(self._introduced.wait(seconds))
 
     # The contract of every client.
 
@@ -146,18 +150,27 @@ class HubClient:
 
     def _keep(self) -> None:
         while not self._closing:
-            connection = self._connect()
-            if connection is None:
-                if self._relaunch is not None:
-                    self._relaunch()
-                gevent.sleep(RECONNECT_S)
-                continue
-            self._lost.clear()
+            pause = RECONNECT_S  # a pool that cannot be used is not asked again and again
+            try:
+                self._keep_one()
+            except Exception:  # no descriptors or memory left, for one: this greenlet has no successor
+                log.exception("no connection to the pool now; trying again")
+                pause = TROUBLE_S
+            gevent.sleep(pause)
+
+    def _keep_one(self) -> None:
+        connection = self._connect()
+        if connection is None:
+            if self._relaunch is not None:
+                self._relaunch()
+            return
+        self._lost.clear()
+        try:
             self._watch(connection)
             if not self._closing:
                 self._lost.wait()
+        finally:
             self._lose(connection)
-            gevent.sleep(RECONNECT_S)  # a pool that cannot be used is not asked again and again
 
     def _connect(self) -> Connection | None:
         sock = _raw_socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

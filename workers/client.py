@@ -28,6 +28,7 @@ log = logging.getLogger("headrace.client")
 
 TICK_S = 0.02
 RECONNECT_S = 0.1
+TROUBLE_S = 1.0  # until the next try after a failure nobody foresaw
 
 
 class Future:
@@ -142,6 +143,15 @@ class ThreadClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def wait_introduced(self, seconds: float) -> bool:
+        """Until the pool has introduced itself; how its models are is another question."""
+        with self._changed:
+            return self._changed.wait_for(self._introduced, seconds)
+
+    def _introduced(self) -> bool:
+        connection = self._connection
+        return connection is not None and connection.ready
 
     def wait_ready(self, timeout: float = 60.0, models: Iterable[str] | None = None) -> None:
         """Until each of `models` (all of them by default) has a ready replica; `TimeoutError` says how things are."""
@@ -266,21 +276,27 @@ class ThreadClient:
 
     def _keep(self) -> None:
         while not self._closing:
-            connection = self._connect()
-            if connection is None:
-                if self._relaunch is not None:
-                    self._relaunch()
-                time.sleep(RECONNECT_S)
-                continue
+            pause = RECONNECT_S  # a pool that cannot be used is not asked again and again
             try:
-                self._keep_connection(connection)
+                self._keep_one()
             except PoolError as error:
                 log.error("the pool cannot be used: %s", error)
-            except Exception:
-                log.exception("the connection to the pool failed and is made anew")
-            self._lose(connection)
+            except Exception:  # no descriptors or memory left, for one: this thread has no successor
+                log.exception("no connection to the pool now; trying again")
+                pause = TROUBLE_S
             if not self._closing:
-                time.sleep(RECONNECT_S)
+                time.sleep(pause)
+
+    def _keep_one(self) -> None:
+        connection = self._connect()
+        if connection is None:
+            if self._relaunch is not None:
+                self._relaunch()
+            return
+        try:
+            self._keep_connection(connection)
+        finally:
+            self._lose(connection)
 
     def _connect(self) -> Connection | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -41,6 +41,7 @@ class StubClient:
         self.bodies: list[str] = []
         self.predictions = 0
         self.caller: socket.socket | None = None
+        self.started = False
         self.closed = False
 
     def statuses(self) -> Mapping[str, ModelStatus]:
@@ -83,6 +84,12 @@ class StubClient:
         self.bodies.append(codec)
         spec, chosen = self.models[model], CODECS[codec]
         return chosen.encode(self.predict(model, chosen.decode(body, spec.inputs), caller=caller), spec.outputs)
+
+    def start(self) -> None:
+        self.started = True
+
+    def wait_introduced(self, seconds: float) -> bool:
+        return self.started
 
     def close(self) -> None:
         self.closed = True

@@ -7,7 +7,6 @@ import os
 import pytest
 
 from service import connect, get_text, post_text
-from service.client import PoolClient
 from service.http_client import StatusError
 from tests.service.serving import gunicorn
 from tests.service.stub import StubClient
@@ -28,7 +27,7 @@ def test_get_text_and_post_text_return_the_body_and_raise_on_errors() -> None:
 def test_the_client_is_made_on_first_use_and_anew_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[StubClient] = []
 
-    def make() -> PoolClient:
+    def make() -> connect.Connecting:
         made.append(StubClient())
         return made[-1]
 
@@ -37,7 +36,7 @@ def test_the_client_is_made_on_first_use_and_anew_in_each_process(monkeypatch: p
     assert made == []
     lazy.statuses()
     lazy.admit("score")
-    assert len(made) == 1
+    assert [client.started for client in made] == [True]
     monkeypatch.setattr(os, "getpid", lambda: -1)
     lazy.statuses()
     assert len(made) == 2

@@ -1,0 +1,93 @@
+"""How each web process of real gunicorn, whatever its worker class, comes to its connection to the pool and keeps it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.service.serving import Served, children, gunicorn, until
+from tests.workers.pools import PoolProcess, pool
+from workers import ThreadClient
+
+APP = "service:create_app()"
+SERVERS = {
+    "gevent": (),
+    "preloaded": ("--preload",),
+    "gthread": ("-k", "gthread", "--threads", "8"),
+    "sync": ("-k", "sync"),
+}
+SCORE = b'POST /score HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 11\r\n\r\n{"x":[1,2]}'
+
+
+@pytest.fixture(params=SERVERS.values(), ids=SERVERS)
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    server: tuple[str, ...] = request.param
+    return server
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    """Where a pool would be, and is silent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(tmp_path / "pool.sock"))
+        listening.listen(64)
+        listening.settimeout(20)
+        yield listening
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[PoolProcess]:
+    with pool({"score": {"model": "Echo"}}) as running:
+        with ThreadClient(running.socket_path) as client:
+            client.wait_ready()
+        yield running
+
+
+def test_the_first_requests_of_a_fresh_process_find_the_pool(running: PoolProcess, flags: tuple[str, ...]) -> None:
+    with gunicorn(APP, *flags, env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
+        assert statuses_at_once(served, 8) == [b"200"] * 8
+
+
+def test_a_web_process_connects_before_its_first_request_and_a_silent_pool_hangs_nobody(
+    listener: socket.socket, flags: tuple[str, ...]
+) -> None:
+    env = {"HEADRACE_POOL_SOCKET": listener.getsockname()}
+    with gunicorn(APP, *flags, env=env) as served:
+        connected, _ = listener.accept()
+        with connected:
+            started = time.monotonic()
+            assert statuses_at_once(served, 8) == [b"503"] * 8
+            assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("server", ["gevent", "gthread"])
+def test_a_process_out_of_descriptors_connects_once_it_has_some(tmp_path: Path, server: str) -> None:
+    path = str(tmp_path / "pool.sock")
+    with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": path}) as served:
+        (web,) = children(served.process.pid)
+        before = resource.prlimit(web, resource.RLIMIT_NOFILE)
+        resource.prlimit(web, resource.RLIMIT_NOFILE, (lowest_free(web), before[1]))
+        until(lambda: "Too many open files" in served.log(), "the process has none left")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(path)
+            listening.listen()
+            listening.settimeout(10)
+            resource.prlimit(web, resource.RLIMIT_NOFILE, before)
+            listening.accept()[0].close()
+
+
+def statuses_at_once(served: Served, requests: int) -> list[bytes]:
+    with ThreadPoolExecutor(requests) as threads:
+        return [answer[9:12] for answer in threads.map(lambda _: served.exchange(SCORE), range(requests))]
+
+
+def lowest_free(pid: int) -> int:
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    return next(fd for fd in range(len(used) + 1) if fd not in used)
