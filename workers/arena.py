@@ -8,7 +8,6 @@ of a `memoryview.cast("Q")`: single loads and stores, never torn.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -26,6 +25,11 @@ _MAGIC, OVERFLOW, CLOSED, _CLASSES, _FIRST_CLASS = 0, 1, 2, 3, 8
 MAX_CLASSES = 16
 STEP = 4 * 1024 * 1024
 """Bytes that are reserved, or copied, in one go by whoever must not keep others waiting."""
+
+
+CLOSED_MAP = mmap.mmap(-1, 1)
+CLOSED_MAP.close()
+"""Takes the place of a mapping that is let go of: whoever looks there gets a `ValueError`."""
 
 
 class NotEnoughMemory(PoolError):
@@ -113,9 +117,9 @@ class Arena:
         self._views.clear()
         self.words.release()
         self.view.release()
-        # If someone still holds an array over it, the last of them unmaps it.
-        with contextlib.suppress(BufferError):
-            self.map.close()
+        # Not closed: an array over it does not hinder that, and would then look at memory that is not there. Each
+        # holds on to the mapping, and the last of them unmaps it.
+        self.map = CLOSED_MAP
 
 
 def no_pause() -> None: ...

@@ -11,7 +11,6 @@ every hand-over is a single pop from a dictionary or a deque, which the interpre
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import mmap
@@ -19,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from workers.arena import OVERFLOW, STEP, Arena, NotEnoughMemory, no_pause, reserve
+from workers.arena import CLOSED_MAP, OVERFLOW, STEP, Arena, NotEnoughMemory, no_pause, reserve
 from workers.codecs import CODECS
 from workers.errors import (
     Cancelled,
@@ -134,8 +133,7 @@ class Spill:
             os.close(self.fd)
             self.fd = -1
             # If views are still out, the last of them unmaps it.
-            with contextlib.suppress(BufferError):
-                self.map.close()
+            self.map = CLOSED_MAP
 
 
 class ClientCore:
@@ -368,7 +366,11 @@ class ClientCore:
         if self._open.pop(task.seq, None) is None:
             return False
         task.error = error
-        self.arena.words[(task.base >> 3) + CONTROL] = task.seq << 8 | CANCEL
+        try:
+            self.arena.words[(task.base >> 3) + CONTROL] = task.seq << 8 | CANCEL
+        except ValueError:
+            if self.arena.fd >= 0:
+                raise
         return True
 
     @property
@@ -387,19 +389,28 @@ class ClientCore:
     def arrays(self, task: Task) -> dict[str, Array]:
         """The outputs of a settled task, as views: they are valid until `release`. Raises the task's error."""
         self._raise_failure(task)
-        layout, source, at = self._outputs(task)
-        if source is self.arena.map:
-            rows = self.arena.class_views(task.cls, at - task.base, layout)
-            return {t.name: v[task.index] for t, v in zip(layout.tensors, rows, strict=True)}
-        return layout.views(source, at)
+        try:
+            layout, source, at = self._outputs(task)
+            if source is self.arena.map:
+                rows = self.arena.class_views(task.cls, at - task.base, layout)
+                return {t.name: v[task.index] for t, v in zip(layout.tensors, rows, strict=True)}
+            return layout.views(source, at)
+        except ValueError:
+            # Another thread may have closed the arena just now.
+            self._raise_failure(task)
+            raise
 
     def body(self, task: Task, pause: Callable[[], object] = no_pause) -> bytes:
         """The encoded answer of a task that was a raw body; `pause` is called now and then while it is copied."""
         self._raise_failure(task)
-        if task.outcome == _SPILLED and task.spill is not None:
-            return _read(task.spill.map, 0, len(task.spill.map), pause)
-        word = self.arena.words[(task.base >> 3) + OUTPUT]
-        return _read(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
+        try:
+            if task.outcome == _SPILLED and task.spill is not None:
+                return _read(task.spill.map, 0, len(task.spill.map), pause)
+            word = self.arena.words[(task.base >> 3) + OUTPUT]
+            return _read(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
+        except ValueError:
+            self._raise_failure(task)
+            raise
 
     def release(self, task: Task) -> None:
         """The answer has been taken: the slot is free again. Once per settled task, and only with an outcome."""

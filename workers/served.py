@@ -68,7 +68,7 @@ class Place:
 
 def backoff_s(fruitless: int) -> float:
     """Seconds to wait before the start that follows the `fruitless`-th fruitless death in a row."""
-    return 0.0 if fruitless < 2 else min(LONGEST_BACKOFF_S, 2.0 ** (fruitless - 2))
+    return 0.0 if fruitless < 2 else min(LONGEST_BACKOFF_S, 2.0 ** min(fruitless - 2, 16))
 
 
 class Served:

@@ -372,6 +372,7 @@ def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Call)
         assert isinstance(one.call.failure(0.5), Cancelled)
         one.close()
     busy.result()
+    until(lambda: core(client).under_way == 0, "none of them is run", 5)
     client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=time.monotonic() + 5)
 
 
@@ -512,6 +513,16 @@ if not PATCHED:
                 future.result()
             with pytest.raises(PoolLost):
                 body.body()
+
+    @pytest.mark.parametrize("size", [2, LARGEST_SLOT])
+    def test_an_answer_is_there_to_the_end_of_its_block_whatever_befalls_the_pool(size: int) -> None:
+        with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
+            wait_state(client, State.READY, "echo")
+            values = np.arange(size, dtype=np.float32)[None]
+            with client.submit("echo", {"x": values}).answer() as outputs:
+                running.kill()
+                until(lambda: isinstance(refusal(client), PoolLost), "the loss is seen")
+                assert (outputs["y"] == values).all()
 
     def test_cancelling_wakes_whoever_waits(client: Driver, busy: Call) -> None:
         """Both the one thread that reads and one that follows it."""
