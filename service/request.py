@@ -69,10 +69,18 @@ class Request:
         if self._match is None:
             raise KeyError(f"the route of {self.path} is not a pattern")
         try:
-            value: str | None = self._match.group(key + 1 if isinstance(key, int) else key)
+            value: str | None = self._match.group(_group(key))
         except IndexError:
             raise KeyError(f"the pattern {self._match.re.pattern} has no capture {key!r}") from None
         return value or ""
+
+
+def _group(key: str | int) -> str | int:
+    if isinstance(key, str):
+        return key
+    if key < 0:
+        raise IndexError(key)  # `re` would count from 0, the whole path
+    return key + 1
 
 
 class RequestHeaders(Mapping[str, str]):
@@ -104,5 +112,5 @@ class RequestHeaders(Mapping[str, str]):
 
 def decoded_path(environ: WSGIEnvironment) -> str:
     """The path as text. WSGI hands percent-decoded bytes over as latin-1; so `%2F` is a slash like any other."""
-    raw: str = environ.get("PATH_INFO", "")
+    raw: str = environ.get("PATH_INFO", "") or "/"
     return raw if raw.isascii() else raw.encode("latin-1").decode("utf-8", "replace")

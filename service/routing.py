@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,27 +24,35 @@ _METHOD = re.compile(r"[A-Z]{3,20}")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`regex` is that of a pattern route and must match the whole decoded path."""
+    """`regex` is that of a pattern route and must match the whole decoded path, or, in a group, what comes after the
+    group's prefix."""
 
     method: str
     path: str
     handler: Handler
     regex: re.Pattern[str] | None = None
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         if not _METHOD.fullmatch(self.method):
             raise ValueError(f"{self.method!r} is not an HTTP method")
-        if not self.path.startswith("/"):
+        if self.regex is None and not self.path.startswith("/"):
             raise ValueError(f"the path {self.path!r} does not begin with '/'")
         if self.regex is None and not self.path.isprintable():
             raise ValueError(f"the path {self.path!r} is not printable")
 
+    def match(self, path: str) -> re.Match[str] | None:
+        """Whether this pattern answers `path`."""
+        if self.regex is None or not path.startswith(self.prefix):
+            return None
+        return self.regex.fullmatch(path[len(self.prefix) :])
 
-class Declaring:
+
+class Declaring(abc.ABC):
     """The declaring half of the embedding API: each form works as a decorator and as a call."""
 
-    def declare(self, route: Route) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def declare(self, route: Route) -> None: ...
 
     @overload
     def get(self, path: str, handler: None = None) -> Callable[[H], H]: ...
@@ -107,23 +116,31 @@ class Routes:
         self._fixed[route.method, route.path] = route
 
     def fixed(self, method: str, path: str) -> Route | None:
-        return self._fixed.get((method, path))
+        for declared in _answering(method):
+            route = self._fixed.get((declared, path))
+            if route is not None:
+                return route
+        return None
 
     def pattern(self, method: str, path: str) -> tuple[Route, re.Match[str]] | None:
-        """The first pattern that matches; a HEAD is answered as its GET."""
-        for route in self._patterns:
-            if route.method == method or (method == "HEAD" and route.method == "GET"):
-                match = route.regex.fullmatch(path) if route.regex is not None else None
+        """The first pattern that matches."""
+        for declared in _answering(method):
+            for route in self._patterns:
+                match = route.match(path) if route.method == declared else None
                 if match is not None:
                     return route, match
         return None
 
-    def patterns_allow(self, path: str) -> set[str]:
-        """The methods that patterns answer on this path, none when none matches."""
-        methods = {route.method for route in self._patterns if route.regex is not None and route.regex.fullmatch(path)}
-        if "GET" in methods:
-            methods.add("HEAD")
-        return methods | {"OPTIONS"} if methods else methods
+    def allowed(self, path: str) -> set[str]:
+        """The methods answered on this path, none when it is unknown."""
+        methods = {method for method, fixed in self._fixed if fixed == path}
+        methods |= {route.method for route in self._patterns if route.match(path) is not None}
+        return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _answering(method: str) -> tuple[str, ...]:
+    """The methods whose routes answer a request: a HEAD for which nothing is declared is answered as its GET."""
+    return ("HEAD", "GET") if method == "HEAD" else (method,)
 
 
 def prefixed(prefix: str, route: Route) -> Route:
@@ -132,8 +149,7 @@ def prefixed(prefix: str, route: Route) -> Route:
         return route
     if route.regex is None:
         return Route(route.method, prefix + route.path, route.handler)
-    path = re.escape(prefix) + route.path
-    return Route(route.method, path, route.handler, re.compile(path))
+    return Route(route.method, route.path, route.handler, route.regex, prefix + route.prefix)
 
 
 def run(

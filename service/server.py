@@ -3,7 +3,7 @@
 A request passes `__call__` (id, log line) and Flask's routing, then `routing.run`: middleware around the handler,
 on the light `Request`, which needs no Flask context. Flask's own views run there too, so that no middleware, an
 authentication least of all, is ever passed by. The URL map holds every fixed route for Flask's own
-tools; patterns, which it cannot express, are tried when it finds nothing.
+tools; patterns, which it cannot express, are tried when it finds nothing. A path is taken as it is: `//x` is not `/x`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def declare_on(self, blueprint: BlueprintSetupState, route: Route) -> None:
         """A route of a blueprint that is being registered."""
         self._check_not_started(route)
-        self._routes.add(prefixed(blueprint.url_prefix or "", route))
+        self._routes.add(prefixed((blueprint.url_prefix or "").rstrip("/"), route))
         if route.regex is None:
             blueprint.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
 
@@ -89,16 +89,16 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def dispatch_request(self) -> flask.Response:
         flask_request = flask.request
         request = Request(flask_request.environ, self.body_limit)
-        rule = flask_request.url_rule
-        if flask_request.routing_exception is not None or rule is None:
-            found = self._routes.pattern(request.method, request.path)
-            error = flask_request.routing_exception or NotFound()
-            if found is None or not isinstance(error, (NotFound, MethodNotAllowed)):
-                return self._unmatched(error, request)
-            route, match = found
-            return self.answer(Request(flask_request.environ, self.body_limit, match), route.handler)
-        if getattr(rule, "provide_automatic_options", False) and request.method == "OPTIONS":
-            return self.make_default_options_response()
+        route = self._routes.fixed(request.method, request.path)
+        if route is not None:
+            return self.answer(request, route.handler)
+        rule, error = flask_request.url_rule, flask_request.routing_exception
+        if not request.path.startswith("/") or request.path.startswith("//"):
+            # To werkzeug `//x` is `/x`. Middleware that guards `/x` sees the path as it is, and so does the handler.
+            rule, error = None, NotFound()
+        automatic = request.method == "OPTIONS" and getattr(rule, "provide_automatic_options", False)
+        if rule is None or error is not None or automatic:
+            return self._beyond_rules(request, error)
         view, arguments = self.view_functions[rule.endpoint], flask_request.view_args or {}
         if isinstance(view, View):
             return view()
@@ -118,24 +118,24 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
         return self._to_flask(run(self._middleware, handler, request, failed))
 
-    def _unmatched(self, error: HTTPException, request: Request) -> flask.Response:
-        """404; or 405 or the answer to OPTIONS when the path is known under other methods, of a rule or a pattern."""
-        allowed = set(error.valid_methods or ()) if isinstance(error, MethodNotAllowed) else set()
-        if isinstance(error, (NotFound, MethodNotAllowed)):
-            allowed |= self._routes.patterns_allow(request.path)
-        if not allowed:
+    def _beyond_rules(self, request: Request, error: HTTPException | None) -> flask.Response:
+        """A pattern; or 405 or the answer to OPTIONS where the path is known under other methods; or 404."""
+        if error is not None and not isinstance(error, (NotFound, MethodNotAllowed)):
             raise error
+        found = self._routes.pattern(request.method, request.path)
+        if found is not None:
+            route, match = found
+            return self.answer(Request(request.environ, self.body_limit, match), route.handler)
+        allowed = self._routes.allowed(request.path)
+        if not isinstance(error, NotFound):
+            adapter = flask.globals.request_ctx.url_adapter
+            allowed |= set(adapter.allowed_methods()) if adapter is not None else set()
+        if not allowed:
+            raise NotFound()
+        methods = sorted(allowed | {"OPTIONS"})
         if request.method == "OPTIONS":
-            return self._options(allowed)
-        raise MethodNotAllowed(sorted(allowed))
-
-    def make_default_options_response(self) -> flask.Response:
-        adapter = flask.globals.request_ctx.url_adapter
-        methods = set(adapter.allowed_methods()) if adapter is not None else set()
-        return self._options(methods | self._routes.patterns_allow(Request(flask.request.environ, 0).path))
-
-    def _options(self, methods: set[str]) -> flask.Response:
-        return self._to_flask(Response(b"", 200, [("Allow", ", ".join(sorted(methods)))]))
+            return self.answer(request, lambda _: Response(b"", 200, [("Allow", ", ".join(methods))]))
+        raise MethodNotAllowed(methods)
 
     # Flask's side
 
@@ -161,7 +161,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
     def _check_not_started(self, what: Route | str) -> None:
         if self._started:
-            name = f"{what.method} {what.path}" if isinstance(what, Route) else what
+            name = f"{what.method} {what.prefix}{what.path}" if isinstance(what, Route) else what
             raise RuntimeError(f"{name} is declared too late: the server has started, declare it before")
 
 

@@ -13,7 +13,7 @@ from workers.status import State
 def blueprint(client: PoolClient) -> Blueprint:
     routes = Blueprint("models", __name__)
 
-    @routes.route("GET", r"/models/(?P<name>(?!select$)[^/]+)", pattern=True)
+    @routes.route("GET", r"/models/(?P<name>(?!select\Z)[^/]+)", pattern=True)
     def model(request: Request) -> dict[str, object]:
         name = request.param("name")
         try:

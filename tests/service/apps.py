@@ -7,8 +7,25 @@ import time
 from collections.abc import Iterator
 
 from service import HttpServer, Request, Response
+from service.routing import Next
 
 server = HttpServer()
+
+
+@server.use
+def guard(request: Request, following: Next) -> Response:
+    """As an application would keep a path to itself."""
+    return Response.text("no", status=403) if request.path.startswith("/guarded") else following(request)
+
+
+@server.get("/guarded")
+def guarded(request: Request) -> str:
+    return "secret"
+
+
+@server.route("/guarded/flask")
+def guarded_view() -> str:
+    return "secret"
 
 
 @server.post("/echo")

@@ -8,6 +8,7 @@ import pytest
 from service import HttpServer, Request, Response
 from service.errors import HttpError
 from service.routing import Next
+from service.server import Blueprint
 from workers.errors import InvalidInput
 
 
@@ -130,7 +131,7 @@ def test_a_capture_that_is_not_there_is_a_clear_error(server: HttpServer) -> Non
 
     @server.route("GET", "/(a)?", pattern=True)
     def handler(request: Request) -> str:
-        for key in ("nope", 7):
+        for key in ("nope", 7, -1):
             with pytest.raises(KeyError, match="no capture"):
                 request.param(key)
         seen.append(request.param(0))
@@ -150,6 +151,71 @@ def test_fixed_paths_win_over_patterns_and_share_their_methods(server: HttpServe
     assert [http.put("/things/one").text, http.post("/things/one").text] == ["put", "post"]
     assert http.delete("/things/one").headers["Allow"] == "GET, HEAD, OPTIONS, POST, PUT"
     assert http.options("/things/one").headers["Allow"] == "GET, HEAD, OPTIONS, POST, PUT"
+
+
+def test_a_route_for_head_or_options_goes_before_the_automatic_answer(server: HttpServer) -> None:
+    def says(text: str) -> object:
+        return lambda request: Response(b"", headers=[("X-By", text)])
+
+    server.get("/fixed", lambda request: "get")
+    server.route("HEAD", "/fixed", says("head"))
+    server.route("OPTIONS", "/fixed", says("options"))
+    server.route("GET", "/pattern/.*", lambda request: "get", pattern=True)
+    server.route("HEAD", "/pattern/.*", says("head of pattern"), pattern=True)
+    server.get("/other", lambda request: "get")
+    server.route("/flask")(lambda: "view")
+    server.route("OPTIONS", "/(?:other|flask|pattern/x)", says("options of pattern"), pattern=True)
+    http = server.test_client()
+    answers = [http.head("/fixed"), http.options("/fixed"), http.head("/pattern/x"), http.options("/pattern/x")]
+    assert [answer.headers["X-By"] for answer in answers] == [
+        "head",
+        "options",
+        "head of pattern",
+        "options of pattern",
+    ]
+    for path in ("/other", "/flask"):
+        assert http.options(path).headers["X-By"] == "options of pattern"
+
+
+def test_the_automatic_answer_to_options_passes_middleware(server: HttpServer) -> None:
+    @server.use
+    def cors(request: Request, following: Next) -> Response:
+        response = following(request)
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        return response
+
+    server.get("/fixed", lambda request: "ok")
+    server.route("GET", "/pattern/.*", lambda request: "ok", pattern=True)
+    server.route("/flask")(lambda: "ok")
+    http = server.test_client()
+    for path in ("/fixed", "/pattern/x", "/flask"):
+        answer = http.options(path)
+        assert (answer.status_code, answer.headers["Allow"]) == (200, "GET, HEAD, OPTIONS")
+        assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    assert "Access-Control-Allow-Origin" not in http.options("/nope").headers
+
+
+def test_no_pattern_gets_out_of_its_group(server: HttpServer) -> None:
+    admin = server.group("/admin").group("/v1")
+    admin.route("GET", "/a|/b", lambda request: "alternatives", pattern=True)
+    admin.route("GET", r"^/x/(\d+)$", lambda request: request.param(0), pattern=True)
+    admin.route("GET", "(?i)/case", lambda request: "any case", pattern=True)
+    server.route("GET", r"^/top/(\d+)$", lambda request: request.param(0), pattern=True)
+    http = server.test_client()
+    assert [http.get(f"/admin/v1{path}").text for path in ("/a", "/b", "/x/7")] == ["alternatives"] * 2 + ["7"]
+    assert [http.get("/admin/v1/CASE").text, http.get("/top/8").text] == ["any case", "8"]
+    for path in ("/b", "/x/7", "/case", "/ADMIN/v1/case", "/admin/v1/top/8"):
+        assert http.get(path).status_code == 404
+
+
+def test_a_blueprints_prefix_is_joined_as_flask_joins_it(server: HttpServer) -> None:
+    blueprint = Blueprint("p", __name__)
+    blueprint.get("/fixed", lambda request: "fixed")
+    blueprint.route("GET", "/pattern/.", lambda request: "pattern", pattern=True)
+    server.register_blueprint(blueprint, url_prefix="/p/")
+    http = server.test_client()
+    assert [http.get("/p/fixed").text, http.get("/p/pattern/x").text] == ["fixed", "pattern"]
+    assert http.get("/p//pattern/x").status_code == 404
 
 
 def test_groups_put_a_prefix_before_routes_of_either_kind(server: HttpServer) -> None:

@@ -1,4 +1,4 @@
-"""How each web process of real gunicorn, whatever its worker class, comes to its connection to the pool and keeps it."""
+"""How each web process of real gunicorn, of any worker class, comes to its connection to the pool and keeps it."""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ def test_echo_gives_the_body_back(http: FlaskClient, body: bytes) -> None:
         ("/models/unknown", b'{"model":"unknown","loaded":false}'),
         ("/models/se%20lect", b'{"model":"se lect","loaded":false}'),
         ("/models/%C3%BC", '{"model":"ü","loaded":false}'.encode()),
+        ("/models/select%0A", b'{"model":"select\\n","loaded":false}'),
         ("/models/selected", b'{"model":"selected","loaded":false}'),
     ],
 )

@@ -16,6 +16,7 @@ LIMITS = {
     "HEADRACE_HEADER_TIMEOUT": "0.6",
     "HEADRACE_SEND_TIMEOUT": "0.6",
 }
+GET = b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,14 @@ def test_a_client_that_does_not_read_loses_its_connection(served: Served) -> Non
         client.socket.setsockopt(1, 8, 4096)
         client.send(b"GET /large?n=50000000 HTTP/1.1\r\nHost: a\r\n\r\n")
         until(lambda: "GET /large -> 200 aborted" in served.log(), "the server gives up")
+
+
+@pytest.mark.parametrize("target", ["//{}", "///{}", "/%2F{}", "%2F{}", "{}", "http://a//{}"])
+@pytest.mark.parametrize("path", ["guarded", "guarded/flask", "pid"])
+def test_a_path_with_more_or_fewer_slashes_is_another_path(served: Served, target: str, path: str) -> None:
+    assert served.exchange(GET % b"/guarded").startswith(b"HTTP/1.1 403 ")
+    answer = served.exchange(GET % target.format(path).encode())
+    assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), answer
 
 
 def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
