@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import logging
 import os
 import pwd
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
+from workers import log
 from workers.config import ConfigError, load
 from workers.errors import PoolError
 from workers.pool import Pool
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     socket_path = str(options.directory / "pool.sock") if options.directory else os.environ.get("HEADRACE_POOL_SOCKET")
     if not socket_path:
         parser.error("name the control socket in HEADRACE_POOL_SOCKET")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s pool %(message)s")
+    log.start("%(asctime)s %(levelname)s pool %(message)s")
     try:
         config = load(os.environ.get("HEADRACE_CONFIG") or None)
         lock = _lock(Path(socket_path).with_suffix(".lock"))

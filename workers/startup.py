@@ -25,6 +25,7 @@ from workers import control
 from workers.arena import NotEnoughMemory, available_bytes
 from workers.errors import Refused, code_of
 from workers.inbox import Board, Inbox
+from workers.log import start as start_log
 from workers.model import DTYPES, Array, Model, SharesWeights, resolve
 from workers.tensors import Tensor, align, check_outputs, describe, place, undescribe
 from workers.worker import Worker
@@ -94,9 +95,7 @@ def _take_place(assignment: Assignment) -> None:
             file.write("500")
     except OSError:
         pass
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s %(levelname)s {assignment.name}[{assignment.index}] %(message)s"
-    )
+    start_log(f"%(asctime)s %(levelname)s {assignment.name}[{assignment.index}] %(message)s")
 
 
 def _make_model(assignment: Assignment, link: socket.socket) -> Model | None:

@@ -300,20 +300,36 @@ def test_a_reader_of_the_log_that_has_stopped_stops_nobody() -> None:
                 port = int(re.findall(rb":(\d+)$", process.stdout.readline().strip())[0])
                 with tempfile.TemporaryFile() as nothing:
                     stack = Stack(process, port, nothing, directory)
-                    stack.wait_ready()
+                    try:
+                        stack.wait_ready()
+                    except AssertionError:
+                        os.set_blocking(read, False)
+                        raise AssertionError(os.read(read, 100_000)[:6000]) from None
                     until(stack.all_ready, "every web process knows")
                     clients = Clients(stack)
                 with threads(8, clients.run):
-                    until(lambda: clients.right > 3000, "more lines than the pipe holds", 60)
-                    kill(stack.compute()[0])
+                    until(lambda: clients.right > 100, "load", 60)
+                    fill(write)
+                    killed = stack.compute()[0]
+                    kill(killed)
                     answered = clients.right
                     until(lambda: clients.right > answered + 500, "answers go on", 60)
+                    # The pool has something to say, too.
+                    until(lambda: len(set(stack.compute()) - {killed}) == 2, "the worker is replaced")
                 assert clients.failures == []
                 process.terminate()
                 assert process.wait(PATIENCE_S) == 0
                 until(lambda: not titles(directory), "all gone")
             finally:
                 end_all(directory)
+
+
+def fill(pipe: int) -> None:
+    """Write until it takes no more; flags are those of a description of our own."""
+    full = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    with open(full, "wb", buffering=0) as file:
+        while file.write(b"x" * 4096) is not None or file.write(b"x") is not None:
+            pass
 
 
 def test_two_services_side_by_side_do_not_touch_each_other() -> None:

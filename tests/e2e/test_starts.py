@@ -220,16 +220,16 @@ def test_a_service_in_use_keeps_its_descriptors_and_its_memory() -> None:
                 assert stack.predict("echo", x=large)[0] == 200  # in and out through memory files of their own
                 assert stack.predict("tag", nonce=1)[0] == 200
 
-        def held() -> tuple[dict[int, int], list[int]]:
-            """Of each process the descriptors, and the sizes of all memory files."""
-            return {pid: fds(pid) for pid in stack.titles()}, sorted(memory_files(stack.titles()).values())
+        def held() -> dict[int, int]:
+            return {pid: fds(pid) for pid in stack.titles()}
 
         use()
         # The last memory files are given back a moment after their answers.
         until(lambda: len(memory_files(stack.titles())) == resting, "it rests")
-        before = held()
+        before, memory = held(), memory_files(stack.titles())
         use()
-        until(lambda: held() == before, f"it holds what it held: {before}")
+        until(lambda: memory_files(stack.titles()) == memory, "no memory file is kept")
+        until(lambda: all(count <= before[pid] for pid, count in held().items()), f"nothing is kept of {before}")
 
 
 def memory_files(pids: Iterable[int]) -> dict[int, int]:

@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 
-from service.log import UnblockingHandler
+from workers.log import UnblockingHandler
 
 
 def test_a_pipe_nobody_reads_drops_lines_and_tells_how_many() -> None:
