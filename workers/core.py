@@ -202,7 +202,7 @@ class ClientCore:
                 rows[task.index] = inputs[tensor.name]
         else:
             self._spill_inputs(task, task.spill, layout, inputs)
-        return task, self._record(task, now_ns)
+        return task, self._record(task, now_ns, layout.rows)
 
     def submit_body(
         self,
@@ -227,7 +227,7 @@ class ClientCore:
             raise
         self.arena.words[(task.base >> 3) + INPUT] = size
         self._written[task.slot] = b""
-        return task, self._record(task, now_ns)
+        return task, self._record(task, now_ns, 1)
 
     def withdraw(self, task: Task) -> None:
         """The record never got into a queue."""
@@ -293,13 +293,13 @@ class ClientCore:
         for name, view in layout.views(spill.map, 0).items():
             view[...] = inputs[name]
 
-    def _record(self, task: Task, now_ns: int) -> bytes:
+    def _record(self, task: Task, now_ns: int, rows: int) -> bytes:
         seq = task.seq
         self.arena.words[task.base >> 3] = seq << 8 | _QUEUED
         self._tasks[task.slot] = task
         self._open[seq] = task
         spill = 0 if task.spill is None else task.spill.id
-        return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec)
+        return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec, rows)
 
     # What comes back.
 

@@ -11,7 +11,7 @@ import mmap
 import os
 
 from workers.arena import reserve
-from workers.records import RECORD_SIZE, RECORD_WORDS, Record
+from workers.records import QUEUED_WORD, RECORD_SIZE, RECORD_WORDS, ROWS_WORD, Record
 
 # Words of the inbox header, written by the worker, read by the pool: since when it runs one batch (0 when it does
 # not), tasks finished, and how often it has taken records.
@@ -43,6 +43,14 @@ class Inbox:
     @property
     def occupied(self) -> bool:
         return any(self.words[ENTRIES // 8 :: RECORD_WORDS])
+
+    def queued_ns(self, entry: int) -> int:
+        return self.words[ENTRIES // 8 + entry * RECORD_WORDS + QUEUED_WORD]
+
+    def rows(self, first: int, count: int) -> int:
+        """How many rows the tasks of `count` entries have together."""
+        at = ENTRIES // 8 + first * RECORD_WORDS + ROWS_WORD
+        return sum([word & 0xFFFFFFFF for word in self.words[at : at + count * RECORD_WORDS : RECORD_WORDS]])
 
     def held(self) -> list[Record]:
         """Every record in it, in the order of taking."""

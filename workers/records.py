@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
-RECORD = Struct("<QQQQQIHH16x")
+RECORD = Struct("<QQQQQIHHI12x")
 RECORD_SIZE = 64
 RECORD_WORDS = RECORD_SIZE // 8
-QUEUED_WORD = 3
-"""Which word of a record says when it was queued."""
+QUEUED_WORD, ROWS_WORD = 3, 6
+"""Which words of a record hold when it was queued and, in the lower half, its rows."""
 FRAME = Struct("<QI4x")
 FRAME_SIZE = 16
 FRAMES_PER_WRITE = 4096 // FRAME_SIZE
@@ -54,7 +54,8 @@ class SlotState(IntEnum):
 class Record:
     """`arena`, `spill`: ids given by the pool (`spill` 0: the input is in the slot). `seq`: of the slot's lease.
     Times are monotonic nanoseconds. `charges`: how many workers died running the task. `codec`: 0 for tensors,
-    else the wire id of the codec of a raw body."""
+    else the wire id of the codec of a raw body. `rows`: along the batch axis, 1 for a body, which nobody has looked
+    into."""
 
     arena: int
     seq: int
@@ -64,6 +65,7 @@ class Record:
     slot: int
     charges: int
     codec: int
+    rows: int
 
     def pack(self) -> bytes:
         return RECORD.pack(
@@ -75,6 +77,7 @@ class Record:
             self.slot,
             self.charges,
             self.codec,
+            self.rows,
         )
 
     @classmethod

@@ -1,8 +1,6 @@
 """A compute process: one model, loaded once, that takes records from its queue until the queue ends.
 
-take → open → plan → run → finish: `Worker.serve` is that circle. Each task's outcome goes into its slot, then a
-frame into the reply pipe of the client that waits, then the inbox entry is cleared; a death between any two of
-these loses nothing, because whoever finds the entry can tell from the slot how far it had come.
+take → open → plan → run → finish: `Worker.serve` is that circle, and the way of a task ends in `workers.outcomes`.
 """
 
 from __future__ import annotations
@@ -14,128 +12,41 @@ import select
 import socket
 import termios
 import time
-from array import array as c_array
-from collections.abc import Mapping
-
-import numpy as np
+from array import array
 
 from workers import control
-from workers.arena import CLOSED, OVERFLOW, Arena, NotEnoughMemory, reserve
+from workers.arena import CLOSED, Arena
 from workers.batching import gather_until, plan
 from workers.codecs import BY_WIRE_ID
-from workers.core import ERROR_ROOM, Spill
-from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused, code_of
-from workers.inbox import BUSY_SINCE, ENTRIES, FINISHED, TURNS, Board, Inbox
-from workers.model import Array, Model
-from workers.records import (
-    CANCEL,
-    CONTROL,
-    FRAME,
-    FRAMES_PER_WRITE,
-    INPUT,
-    OUTPUT,
-    QUEUED_WORD,
-    RECORD,
-    RECORD_SIZE,
-    RECORD_WORDS,
-    SLOT_HEADER,
-    SlotState,
-)
-from workers.tensors import Layout, Layouts, OutputChecks, align, signature
+from workers.core import Spill
+from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused
+from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
+from workers.model import Model
+from workers.outcomes import Outcomes
+from workers.records import INPUT, RECORD, RECORD_SIZE, SLOT_HEADER, SlotState
+from workers.tasks import Client, Task, gather_inputs, parts_of
+from workers.tensors import Layouts, OutputChecks, align, signature
 
 log = logging.getLogger("headrace.worker")
 
 LOOK_NS = 50_000_000
 """How often a worker that never runs dry looks at its control socket."""
 HOLD_BACK_S = 0.001
-_QUEUED, _RUNNING, _DONE, _SPILLED, _FAILED, _CANCELLED, _EXPIRED = (
+_QUEUED, _RUNNING, _DONE, _CANCELLED, _EXPIRED = (
     int(SlotState.QUEUED),
     int(SlotState.RUNNING),
     int(SlotState.DONE),
-    int(SlotState.SPILLED),
-    int(SlotState.FAILED),
     int(SlotState.CANCELLED),
     int(SlotState.EXPIRED),
 )
 
 
 class Drained(Exception):
-    """Nothing more will come: the queue has no writer any more, or the pool says stop."""
+    """Nothing more will come: the queue has no writer any more, or the pool is gone."""
 
 
-class Peer:
-    """The client side of tasks: its arena, and the reply pipe its frames go to."""
-
-    __slots__ = ("arena", "frames", "reply")
-
-    def __init__(self, arena: Arena, reply: int) -> None:
-        self.arena = arena
-        self.reply = reply
-        self.frames: list[bytes] = []
-
-    def flush(self) -> None:
-        for i in range(0, len(self.frames), FRAMES_PER_WRITE):
-            data = b"".join(self.frames[i : i + FRAMES_PER_WRITE])
-            for _ in range(2):
-                try:
-                    os.write(self.reply, data)
-                    break
-                except BlockingIOError:
-                    # The client will scan its slots. The mark goes up before the second try: if the pipe was
-                    # emptied in between, that try gets through and wakes the client, which then sees the mark.
-                    self.arena.words[OVERFLOW] = 1
-                except BrokenPipeError:
-                    break
-        self.frames.clear()
-
-    def close(self) -> None:
-        os.close(self.reply)
-        self.arena.close()
-
-
-class Item:
-    """A task that this worker holds. `arrays` is set where the inputs do not lie in the slot: a decoded body, or a
-    spill. `at`: where the outcome goes, in bytes from the slot's start."""
-
-    __slots__ = (
-        "arrays",
-        "at",
-        "base",
-        "charges",
-        "cls",
-        "codec",
-        "entry",
-        "index",
-        "layout",
-        "peer",
-        "seq",
-        "slot",
-        "spill",
-    )
-
-    def __init__(self, entry: int, peer: Peer, slot: int, seq: int, charges: int, codec: int) -> None:
-        self.entry = entry
-        self.peer = peer
-        self.slot = slot
-        self.seq = seq
-        self.charges = charges
-        self.codec = codec
-        arena = peer.arena
-        self.base = arena.bases[slot]
-        self.cls = arena.cls[slot]
-        self.index = slot - arena.firsts[self.cls]
-        self.arrays: dict[str, Array] | None = None
-        self.spill: Spill | None = None
-        self.layout: Layout
-        self.at = SLOT_HEADER
-
-    @property
-    def group(self) -> object:
-        return self.layout.group
-
-    @property
-    def rows(self) -> int:
-        return self.layout.rows
+class Crippled(Exception):
+    """This process can take no more descriptors. It ends, and what it holds is put back for a fresh one."""
 
 
 class Worker:
@@ -163,10 +74,10 @@ class Worker:
         # What is free of the inbox behind n records.
         self._room = [inbox.entries[n * RECORD_SIZE :] for n in range(inbox.capacity)]
         self._max_delay_ns = max_delay_ns
-        self._spill_limit = spill_limit
-        self._peers: dict[int, Peer] = {}
+        self._clients: dict[int, Client] = {}
         self._dropped: list[int] = []
         self._layouts = Layouts()
+        self._outcomes = Outcomes(model, inbox, link, self._layouts, spill_limit)
         self._next_look = 0
         self._either = select.poll()
         self._either.register(queue, select.POLLIN)
@@ -211,13 +122,17 @@ class Worker:
             held = self._read(0)
             if not held:
                 return 0
-            oldest = self._inbox.words[ENTRIES // 8 + QUEUED_WORD]
-            while (until := gather_until(oldest, held, self._max_batch, self._max_delay_ns)) > time.monotonic_ns():
-                self._board.words[self._index] = until
-                select.select([self._queue], [], [], (until - time.monotonic_ns()) / 1e9)
+            rows, oldest = self._inbox.rows(0, held), self._inbox.queued_ns(0)
+            while held < self._max_batch:
+                wait_ns = gather_until(oldest, rows, self._max_batch, self._max_delay_ns) - time.monotonic_ns()
+                if wait_ns <= 0:
+                    break
+                self._board.words[self._index] = time.monotonic_ns() + wait_ns
+                select.select([self._queue], [], [], wait_ns / 1e9)
                 came = self._read(held)
                 if came < 0:
                     break
+                rows += self._inbox.rows(held, came)
                 held += came
         finally:
             self._board.words[self._index] = 0
@@ -244,7 +159,7 @@ class Worker:
         return False
 
     def _depth(self) -> int:
-        buffer = c_array("i", [0])
+        buffer = array("i", [0])
         fcntl.ioctl(self._queue, termios.FIONREAD, buffer)
         return buffer[0] // RECORD_SIZE
 
@@ -270,17 +185,15 @@ class Worker:
         message, fds = heard
         for fd in fds:
             os.close(fd)
-        if isinstance(message, control.Stop):
-            raise Drained
         if isinstance(message, control.DropArena):
             self._dropped.append(message.arena)
 
     def _close_dropped(self) -> None:
         """Between two turns: within one, tasks of a client that has gone may be among those that are open."""
         while self._dropped:
-            peer = self._peers.pop(self._dropped.pop(), None)
-            if peer is not None:
-                peer.close()
+            client = self._clients.pop(self._dropped.pop(), None)
+            if client is not None:
+                client.close()
 
     # Opening.
 
@@ -289,126 +202,149 @@ class Worker:
         if now >= self._next_look:
             self._next_look = now + LOOK_NS
             self._look(0)
-        items = []
+        tasks = []
         for entry in range(held):
-            item = self._open(entry, now)
-            if item is not None:
-                items.append(item)
-        for batch in plan(items, self._max_batch) if len(items) > 1 else (items,):
-            if batch:
-                self._run(batch)
+            task = self._open(entry, now)
+            if task is not None:
+                tasks.append(task)
+        if len(tasks) == 1:
+            self._run(tasks)
+        elif tasks:
+            for batch in plan(tasks, self._max_batch):
+                self._run_wanted(batch)
         self._inbox.words[BUSY_SINCE] = 0
         self._inbox.words[TURNS] += 1
         self._close_dropped()
 
-    def _open(self, entry: int, now: int) -> Item | None:
+    def _open(self, entry: int, now: int) -> Task | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
-        arena_id, seq, deadline, _, spill, slot, charges, codec = RECORD.unpack_from(
+        arena_id, seq, deadline, _, spill, slot, charges, codec, _ = RECORD.unpack_from(
             self._inbox.entries, entry * RECORD_SIZE
         )
-        peer = self._peers.get(arena_id) or self._pull(arena_id)
-        if peer is None or peer.arena.words[CLOSED]:
+        client = self._clients.get(arena_id) or self._pull(arena_id)
+        if client is None or client.arena.words[CLOSED]:
             self._inbox.clear(entry)
             return None
-        item = Item(entry, peer, slot, seq, charges, codec)
-        words = peer.arena.words
-        at = item.base >> 3
+        task = Task(entry, client, slot, seq, deadline, charges, codec)
+        words = client.arena.words
+        at = task.base >> 3
         word = words[at]
         if word >> 8 != seq:
             self._inbox.clear(entry)
             return None
         if word & 0xFF >= _DONE:
-            self._finish([item], word & 0xFF)
+            self._outcomes.finish([task], word & 0xFF)
             return None
-        if words[at + CONTROL] == (seq << 8 | CANCEL):
-            self._finish([item], _CANCELLED)
-            return None
-        if deadline <= now:
-            self._finish([item], _EXPIRED)
+        if not self._wanted(task, now):
             return None
         try:
-            self._find_inputs(item, words[at + INPUT], spill)
+            self._find_inputs(task, words[at + INPUT], spill)
         except PoolError as error:
-            self._fail(item, error)
+            self._outcomes.fail(task, error)
             return None
-        return item
+        return task
 
-    def _find_inputs(self, item: Item, size: int, spill: int) -> None:
-        arena = item.peer.arena
-        if spill:
-            item.spill = self._pull_spill(spill)
-            source, start = item.spill.map, 0
+    def _wanted(self, task: Task, now: int) -> bool:
+        """Whether somebody still waits for the task; if not it is finished here."""
+        if task.cancelled:
+            self._outcomes.finish([task], _CANCELLED)
+        elif task.deadline_ns <= now:
+            self._outcomes.finish([task], _EXPIRED)
         else:
-            source, start = arena.map, item.base + SLOT_HEADER
-        if item.codec:
-            item.at = align(SLOT_HEADER + (0 if spill else size))
-            self._mark_running([item])
+            return True
+        return False
+
+    def _find_inputs(self, task: Task, size: int, spill: int) -> None:
+        arena = task.client.arena
+        if spill:
+            task.spill = self._pull_spill(spill)
+            source, start = task.spill.map, 0
+        else:
+            source, start = arena.map, task.base + SLOT_HEADER
+        if task.codec:
+            task.at = align(SLOT_HEADER + (0 if spill else size))
+            self._mark_running([task])
             body = memoryview(source)[start : start + size]
-            item.arrays = BY_WIRE_ID[item.codec].decode(body, self._model.inputs)
-            item.layout = self._layouts.of(signature(item.arrays))
+            task.arrays = BY_WIRE_ID[task.codec].decode(body, self._model.inputs)
+            task.layout = self._layouts.of(signature(task.arrays))
             # Decoded, and not begun yet: should a mate's run end this process, this task is not charged for it.
-            arena.words[item.base >> 3] = item.seq << 8 | _QUEUED
+            self._mark_queued([task])
             return
-        item.layout = self._layouts.parse(source[start : start + size])
+        task.layout = self._layouts.parse(source[start : start + size])
         if spill:
-            item.arrays = item.layout.views(source, 0)
+            task.arrays = task.layout.views(source, 0)
         else:
-            item.at = align(SLOT_HEADER + item.layout.size)
+            task.at = align(SLOT_HEADER + task.layout.size)
 
-    def _pull(self, arena_id: int) -> Peer | None:
+    def _pull(self, arena_id: int) -> Client | None:
         """Ask the pool for an arena met for the first time; None if its client is gone."""
-        fds = self._ask(arena_id)
+        fds = self._ask(arena_id, 2)
         if not fds:
             return None
-        peer = self._peers[arena_id] = Peer(Arena(fds[0]), fds[1])
-        return peer
+        client = self._clients[arena_id] = Client(Arena(fds[0]), fds[1])
+        return client
 
     def _pull_spill(self, spill: int) -> Spill:
-        fds = self._ask(spill)
+        fds = self._ask(spill, 1)
         if not fds:
             raise ModelFailed("the inputs are gone")
         return Spill(spill, fds[0])
 
-    def _ask(self, memory_id: int) -> list[int]:
-        control.send(self._link, control.NeedArena(memory_id))
+    def _ask(self, memory: int, count: int) -> list[int]:
+        """The `count` descriptors of an arena or a spill; none if the pool has it no more."""
+        control.send(self._link, control.NeedArena(memory))
         while True:
             message, fds = self._hear()
-            if isinstance(message, control.ArenaIs | control.ArenaDead) and message.arena == memory_id:
+            if isinstance(message, control.ArenaDead) and message.arena == memory:
+                return []
+            if isinstance(message, control.ArenaIs) and message.arena == memory:
+                if len(fds) != count:
+                    raise Crippled(f"{count} descriptors were sent, and {len(fds)} could be received")
                 return fds
             self._heed((message, fds))
 
     # Running.
 
-    def _mark_running(self, items: list[Item]) -> None:
+    def _mark_running(self, tasks: list[Task]) -> None:
         self._inbox.words[BUSY_SINCE] = time.monotonic_ns()
-        for item in items:
-            item.peer.arena.words[item.base >> 3] = item.seq << 8 | _RUNNING
+        for task in tasks:
+            task.client.arena.words[task.base >> 3] = task.seq << 8 | _RUNNING
 
-    def _run(self, items: list[Item]) -> None:
-        """Run a batch; if it fails its items are run singly, so that one bad item fails alone."""
-        self._mark_running(items)
-        parts = _parts(items)
-        rows = sum(item.layout.rows for item in items)
+    def _mark_queued(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            task.client.arena.words[task.base >> 3] = task.seq << 8 | _QUEUED
+
+    def _run_wanted(self, tasks: list[Task]) -> None:
+        """As `_run`, for tasks that were opened a while ago: other batches have been run since."""
+        now = time.monotonic_ns()
+        wanted = [task for task in tasks if self._wanted(task, now)]
+        if wanted:
+            self._run(wanted)
+
+    def _run(self, tasks: list[Task]) -> None:
+        """Run a batch; if it fails its tasks are run singly, so that one bad one fails alone."""
+        self._mark_running(tasks)
+        parts = parts_of(tasks)
+        rows = sum([task.layout.rows for task in tasks])
         try:
-            outputs = self._checks.check(self._model.predict(_gather_inputs(parts)), rows)
+            outputs = self._checks.check(self._model.predict(gather_inputs(parts)), rows)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            if len(items) > 1:
-                for item in items:
-                    item.peer.arena.words[item.base >> 3] = item.seq << 8 | _QUEUED
-                for item in items:
-                    self._run([item])
+            if len(tasks) > 1:
+                self._mark_queued(tasks)
+                for task in tasks:
+                    self._run_wanted([task])
                 return
-            self._fail(items[0], self._as_pool_error(error))
+            self._outcomes.fail(tasks[0], self._as_pool_error(error))
             return
         if len(parts) == 1:
-            self._answer(items, outputs)
+            self._outcomes.answer(tasks, outputs)
         else:
             start = 0
             for part in parts:
-                end = start + sum(item.layout.rows for item in part)
-                self._answer(part, {name: array[start:end] for name, array in outputs.items()})
+                end = start + sum([task.layout.rows for task in part])
+                self._outcomes.answer(part, {name: array[start:end] for name, array in outputs.items()})
                 start = end
-        self._inbox.words[FINISHED] += len(items)
+        self._inbox.words[FINISHED] += len(tasks)
 
     def _as_pool_error(self, error: BaseException) -> PoolError:
         if isinstance(error, InvalidInput | Refused | InvalidOutput | Overloaded):
@@ -418,154 +354,6 @@ class Worker:
             return error
         log.error("the model failed", exc_info=error)
         return ModelFailed(_text_of(error))
-
-    # Answering.
-
-    def _answer(self, part: list[Item], outputs: Mapping[str, Array]) -> None:
-        """Put the outputs of items of one layout, size of slot and client into their slots."""
-        first = part[0]
-        if first.codec:
-            self._answer_body(first, outputs)
-            return
-        count, rows = len(part), first.layout.rows
-        layout = self._layouts.of(tuple([(n, a.dtype, (rows, *a.shape[1:])) for n, a in outputs.items()]))
-        arena = first.peer.arena
-        at = first.at
-        if at + layout.size > arena.sizes[first.slot]:
-            for i, item in enumerate(part):
-                self._spill(item, layout, {name: a[i * rows : (i + 1) * rows] for name, a in outputs.items()})
-            return
-        slots = arena.class_views(first.cls, at, layout)
-        if count == 1:
-            for tensor, slot in zip(layout.tensors, slots, strict=True):
-                slot[first.index] = outputs[tensor.name]
-        else:
-            indexes = [item.index for item in part]
-            for tensor, slot in zip(layout.tensors, slots, strict=True):
-                slot[indexes] = outputs[tensor.name].reshape(count, *tensor.shape)
-        descriptor = layout.descriptor
-        length = len(descriptor)
-        for item in part:
-            start = item.base + at
-            arena.view[start : start + length] = descriptor
-            arena.words[(item.base >> 3) + OUTPUT] = at << 32 | length
-        self._finish(part, _DONE)
-
-    def _answer_body(self, item: Item, outputs: Mapping[str, Array]) -> None:
-        try:
-            body = BY_WIRE_ID[item.codec].encode(outputs, self._model.outputs)
-        except PoolError as error:
-            self._fail(item, error)
-            return
-        arena = item.peer.arena
-        if item.at + len(body) <= arena.sizes[item.slot]:
-            start = item.base + item.at
-            arena.view[start : start + len(body)] = body
-            arena.words[(item.base >> 3) + OUTPUT] = item.at << 32 | len(body)
-            self._finish([item], _DONE)
-        else:
-            self._send_spill(item, body, len(body))
-
-    def _spill(self, item: Item, layout: Layout, outputs: dict[str, Array]) -> None:
-        self._send_spill(item, layout, len(layout.descriptor), outputs)
-
-    def _send_spill(
-        self, item: Item, content: Layout | bytes, length: int, outputs: dict[str, Array] | None = None
-    ) -> None:
-        """Outputs that outgrow the slot travel in a memory file, with their final frame, through the pool."""
-        size = len(content) if isinstance(content, bytes) else content.size
-        if size > self._spill_limit:
-            self._fail(item, ModelFailed(f"the answer is {size} bytes, and at most {self._spill_limit} can be given"))
-            return
-        try:
-            spill = Spill(0, reserve("headrace-spill", max(size, 1)))
-        except NotEnoughMemory as error:
-            self._fail(item, error)
-            return
-        if isinstance(content, bytes):
-            spill.map[:size] = content
-        else:
-            spill.map[:length] = content.descriptor
-            for name, view in content.views(spill.map, 0).items():
-                view[...] = (outputs or {})[name]
-        words = item.peer.arena.words
-        words[(item.base >> 3) + OUTPUT] = length
-        words[item.base >> 3] = item.seq << 8 | _SPILLED
-        arena_id = self._inbox.words[ENTRIES // 8 + item.entry * RECORD_WORDS]
-        control.send(self._link, control.Spilled(arena_id, item.slot, item.seq), [spill.fd])
-        spill.close()
-        self._let_go(item)
-
-    def _fail(self, item: Item, error: PoolError) -> None:
-        text = (str(error) or error.code).encode("utf-8", "replace")[: ERROR_ROOM // 2].decode("utf-8", "ignore")
-        block = f"{code_of(error)}\n{text}".encode()
-        arena = item.peer.arena
-        start = item.base + item.at
-        arena.view[start : start + len(block)] = block
-        arena.words[(item.base >> 3) + OUTPUT] = item.at << 32 | len(block)
-        self._finish([item], _FAILED)
-        self._inbox.words[FINISHED] += 1
-
-    def _finish(self, part: list[Item], outcome: int) -> None:
-        """Outcome into the slots, then the frames, then the entries are cleared. All items of one client."""
-        peer = part[0].peer
-        words = peer.arena.words
-        for item in part:
-            word = words[item.base >> 3] = item.seq << 8 | outcome
-            peer.frames.append(FRAME.pack(word, item.slot))
-        peer.flush()
-        for item in part:
-            self._let_go(item)
-
-    def _let_go(self, item: Item) -> None:
-        self._inbox.clear(item.entry)
-        item.arrays = None
-        if item.spill is not None:
-            item.spill.close()
-
-
-def _parts(items: list[Item]) -> list[list[Item]]:
-    """Items whose tensors lie alike, together: one client, one size of slot, one layout, in the slot itself."""
-    if len(items) == 1:
-        return [items]
-    parts: dict[tuple[int, int, int], list[Item]] = {}
-    apart = []
-    for item in items:
-        if item.arrays is not None:
-            apart.append([item])
-        else:
-            key = id(item.peer), item.cls, id(item.layout)
-            part = parts.get(key)
-            if part is None:
-                parts[key] = [item]
-            else:
-                part.append(item)
-    return [*parts.values(), *apart]
-
-
-def _gather_inputs(parts: list[list[Item]]) -> dict[str, Array]:
-    """The batch's arrays: views of shared memory for a single task, else one copy."""
-    pieces = [_piece(part) for part in parts]
-    if len(pieces) == 1:
-        batch = pieces[0]
-    else:
-        batch = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    for inputs in batch.values():
-        inputs.flags.writeable = False
-    return batch
-
-
-def _piece(part: list[Item]) -> dict[str, Array]:
-    first = part[0]
-    if first.arrays is not None:
-        return {name: a.view() for name, a in first.arrays.items()}
-    layout = first.layout
-    slots = first.peer.arena.class_views(first.cls, SLOT_HEADER, layout)
-    if len(part) == 1:
-        return {t.name: slot[first.index] for t, slot in zip(layout.tensors, slots, strict=True)}
-    indexes = [item.index for item in part]
-    rows = len(part) * layout.rows
-    return {t.name: slot[indexes].reshape(rows, *t.shape[1:]) for t, slot in zip(layout.tensors, slots, strict=True)}
 
 
 def _text_of(error: BaseException) -> str:

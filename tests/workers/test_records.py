@@ -20,7 +20,7 @@ from workers.served import LONGEST_BACKOFF_S, backoff_s
 U64, U32, U16 = (st.integers(0, (1 << bits) - 1) for bits in (64, 32, 16))
 
 
-@given(st.builds(Record, U64, U64, U64, U64, U64, U32, U16, U16), st.integers(0, 3))
+@given(st.builds(Record, U64, U64, U64, U64, U64, U32, U16, U16, U32), st.integers(0, 3))
 def test_a_record_is_64_bytes_and_comes_back_equal(record: Record, place: int) -> None:
     packed = record.pack()
     assert len(packed) == RECORD_SIZE == 64
@@ -102,11 +102,12 @@ def test_the_pool_sees_what_a_worker_has_read_and_not_cleared() -> None:
     ours = Inbox.create(4)
     theirs = Inbox(os.dup(ours.fd))
     read, write = os.pipe()
-    records = [Record(9, seq, 1 << 62, 5, 0, 100 + seq, 0, 0) for seq in range(1, 4)]
+    records = [Record(9, seq, 1 << 62, 5, 0, 100 + seq, 0, 0, 10 * seq) for seq in range(1, 4)]
     os.write(write, b"".join(record.pack() for record in records))
     assert (ours.capacity, ours.held(), ours.occupied) == (4, [], False)
     assert os.readv(read, [theirs.entries]) == 3 * RECORD_SIZE
     assert ours.held() == records and ours.occupied
+    assert (theirs.queued_ns(1), theirs.rows(0, 3), theirs.rows(1, 1)) == (5, 60, 20)
     theirs.clear(1)
     assert ours.held() == [records[0], records[2]]
     theirs.clear(0)
