@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gunicorn.http.errors import ParseException
 
 from service.connection import TURN_S
-from service.environ import CLOSE_KEY
+from service.environ import BODY_KEY, CLOSE_KEY
 from service.errors import HttpError
 from workers.errors import TooLarge
 
@@ -30,11 +30,27 @@ class _Input(Protocol):
 
 
 def read(environ: WSGIEnvironment, limit: int) -> bytes:
-    """All of the body: 413 over the limit, declared or chunked; 415 when it is encoded; 400 when it is malformed
+    """All of the body, to whoever asks and as often: 413 over the limit, declared or chunked; 400 when it is malformed
     or ends too soon; 408 when it comes too slowly."""
+    if BODY_KEY not in environ:
+        try:
+            environ[BODY_KEY] = _read(environ, limit)
+        except (HttpError, TooLarge) as error:
+            environ[BODY_KEY] = error
+    body = environ[BODY_KEY]
+    if isinstance(body, Exception):
+        raise body
+    return cast(bytes, body)
+
+
+def refuse_encoded(environ: WSGIEnvironment) -> None:
+    """415 for whoever is to understand the body, when it is compressed."""
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if encoding not in ("", "identity"):
         _refuse(environ, 415, f"Content-Encoding {encoding!r} is not supported", [("Accept-Encoding", "identity")])
+
+
+def _read(environ: WSGIEnvironment, limit: int) -> bytes:
     declared = _declared(environ)
     if declared is None and "chunked" not in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
         return b""

@@ -1,4 +1,5 @@
 """Keys of ours in a WSGI environ."""
 
 ID_KEY = "headrace.request_id"  # str, set before the application's code runs
+BODY_KEY = "headrace.body"  # bytes, or the exception that refused it: the body can be read once only
 CLOSE_KEY = "headrace.close"  # True asks the server to close the connection after this answer

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 class Request:
     """One request. The body is read on the first look at it, within the server's limits."""
 
-    __slots__ = ("_body", "_match", "body_limit", "environ")
+    __slots__ = ("_match", "body_limit", "environ")
 
     def __init__(self, environ: WSGIEnvironment, body_limit: int, match: re.Match[str] | None = None) -> None:
         self.environ = environ
         self.body_limit = body_limit
         self._match = match
-        self._body: bytes | None = None
 
     @property
     def method(self) -> str:
@@ -53,14 +52,19 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        if self._body is None:
-            self._body = body.read(self.environ, self.body_limit)
-        return self._body
+        """The body as it came."""
+        return body.read(self.environ, self.body_limit)
+
+    @property
+    def plain_body(self) -> bytes:
+        """The body for a handler that is to understand it: 415 when it is compressed."""
+        body.refuse_encoded(self.environ)
+        return self.body
 
     def json(self) -> object:
         """The body as strict JSON, else 400."""
         try:
-            return strict_json.loads(self.body)
+            return strict_json.loads(self.plain_body)
         except strict_json.InvalidJSON:
             raise HttpError(400, "invalid json") from None
 

@@ -8,16 +8,18 @@ tools; patterns, which it cannot express, are tried when it finds nothing. A pat
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, overload
+from typing import IO, TYPE_CHECKING, Any, overload
 
 import flask
 from flask.sansio.blueprints import BlueprintSetupState
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import RequestRedirect
+from werkzeug.utils import cached_property
 
-from service import log
+from service import body, log
 from service.config import Settings
 from service.errors import failure, phrase
 from service.request import Request
@@ -28,14 +30,24 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
+class FlaskRequest(flask.Request):
+    """What Flask views see. They get the body as handlers do, whole or not at all: where a server says that its input
+    ends by itself, as gunicorn does, werkzeug takes any end for the end of the body, the one at the limit too."""
+
+    @cached_property
+    def stream(self) -> IO[bytes]:
+        server: HttpServer = flask.current_app  # type: ignore[assignment]
+        return io.BytesIO(body.read(self.environ, server.body_limit))
+
+
 class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `post` take our handlers, not views
     """A bare one has no routes and no pool; `service.create_app` makes one with the built-in routes."""
 
+    request_class = FlaskRequest
+
     def __init__(self, import_name: str = "service", *, body_limit: int | None = None) -> None:
         super().__init__(import_name, static_folder=None)
-        limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
-        self.body_limit = limit
-        self.config["MAX_CONTENT_LENGTH"] = limit  # for Flask views, which read the body by themselves
+        self.body_limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
         self.url_map.merge_slashes = False  # `//health` is not found, rather than redirected with a page of HTML
         self._routes = Routes()
         self._middleware: list[Middleware] = []

@@ -21,7 +21,7 @@ def blueprint(client: PoolClient) -> Blueprint:
     @routes.post("/score")
     def score(request: Request) -> Response:
         status = client.admit(MODEL)  # a full queue is told before the body is read
-        body, caller = request.body, request.environ.get("gunicorn.socket")
+        body, caller = request.plain_body, request.environ.get("gunicorn.socket")
         if len(body) > DECODED_HERE:
             answer = client.predict_body(MODEL, body, CODEC.name, caller=caller)
         else:

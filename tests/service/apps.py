@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Iterator
 
+import flask
+
 from service import HttpServer, Request, Response
 from service.routing import Next
 
@@ -31,6 +33,11 @@ def guarded_view() -> str:
 @server.post("/echo")
 def echo(request: Request) -> bytes:
     return request.body
+
+
+@server.route("/flask/echo", methods=["POST"])
+def flask_echo() -> bytes:
+    return flask.request.get_data()
 
 
 @server.post("/unread")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import flask
 import pytest
 
@@ -9,7 +11,7 @@ from service import HttpServer, Request, Response
 from service.errors import HttpError
 from service.routing import Next
 from service.server import Blueprint
-from workers.errors import InvalidInput
+from workers.errors import InvalidInput, TooLarge
 
 
 @pytest.fixture
@@ -333,6 +335,36 @@ def test_flask_beside_it_keeps_working_and_answers_errors_in_json(server: HttpSe
     assert redirected.headers["Location"].endswith("/flask/")
     assert http.get("/boom").data == b'{"error":"internal error"}'
     assert (http.get("/own").status_code, http.get("/own").get_json()) == (410, {"mine": "'k'"})
+
+
+def test_middleware_and_whoever_answers_may_each_read_the_body(server: HttpServer) -> None:
+    @server.use
+    def measure(request: Request, following: Next) -> Response:
+        size = len(request.body)
+        response = following(request)
+        response.headers["X-Size"] = str(size)
+        return response
+
+    server.post("/own", lambda request: request.body)
+    server.route("/flask", methods=["POST"])(lambda: flask.request.get_data())
+    server.route("/form", methods=["POST"], endpoint="form")(lambda: flask.request.form["a"])
+    http = server.test_client()
+    for path in ("/own", "/flask"):
+        answer = http.post(path, data=b"body")
+        assert (answer.data, answer.headers["X-Size"]) == (b"body", "4")
+    assert http.post("/form", data={"a": "form"}).data == b"form"
+
+
+def test_a_body_that_was_refused_once_stays_refused(server: HttpServer) -> None:
+    def twice(request: Request) -> bytes:
+        with pytest.raises(TooLarge):
+            _ = request.body
+        return request.body
+
+    server = HttpServer(body_limit=3)
+    server.post("/", twice)
+    chunked = {"wsgi.input": io.BytesIO(b"123456789"), "HTTP_TRANSFER_ENCODING": "chunked"}
+    assert server.test_client().post("/", environ_overrides=chunked).status_code == 413
 
 
 def test_flasks_url_map_has_every_fixed_route(server: HttpServer) -> None:

@@ -235,12 +235,12 @@ def test_an_unforeseen_failure_is_500_and_only_the_log_says_more(
     assert "secret" in caplog.text
 
 
-def test_an_encoded_body_is_415(http: FlaskClient) -> None:
-    for route in ("/score", "/echo"):
-        answer = http.post(route, data=b"x", headers={"Content-Encoding": "gzip"})
-        assert (answer.status_code, answer.headers["Accept-Encoding"]) == (415, "identity")
-        assert answer.get_json() == {"error": "Content-Encoding 'gzip' is not supported"}
-    assert http.post("/echo", data=b"x", headers={"Content-Encoding": "identity"}).data == b"x"
+def test_an_encoded_body_is_415_where_it_is_to_be_understood(http: FlaskClient) -> None:
+    answer = http.post("/score", data=b"x", headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.headers["Accept-Encoding"]) == (415, "identity")
+    assert answer.get_json() == {"error": "Content-Encoding 'gzip' is not supported"}
+    for encoding in ("identity", "gzip"):
+        assert http.post("/echo", data=b"x", headers={"Content-Encoding": encoding}).data == b"x"
 
 
 def test_a_body_over_the_limit_is_413(monkeypatch: pytest.MonkeyPatch) -> None:

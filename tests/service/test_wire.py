@@ -44,30 +44,37 @@ def closed_with(response: bytes, status: int) -> str:
     return reason
 
 
-def test_declared_bodies_up_to_the_limit_come_back_whole(served: Served) -> None:
+ECHOES = pytest.mark.parametrize("path", ["/echo", "/flask/echo"])
+
+
+@ECHOES
+def test_declared_bodies_up_to_the_limit_come_back_whole(served: Served, path: str) -> None:
     with served.connect() as client:
         for size in (0, 1, 1000):
             body = b"\0" * size
-            client.send(post("/echo", f"Content-Length: {size}", body=body))
+            client.send(post(path, f"Content-Length: {size}", body=body))
             assert client.response()[::2] == (200, body)
 
 
-def test_chunked_bodies_up_to_the_limit_come_back_whole(served: Served) -> None:
+@ECHOES
+def test_chunked_bodies_up_to_the_limit_come_back_whole(served: Served, path: str) -> None:
     with served.connect() as client:
         for size in (1, 500, 1000):
-            client.send(chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"x" * size)))
+            client.send(chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"x" * size), path))
             assert client.response()[::2] == (200, b"x" * size)
 
 
+@ECHOES
 @pytest.mark.parametrize("size", [1001, 200_000, 5_000_000])
-def test_a_declared_body_over_the_limit_is_413_and_the_client_can_read_it(served: Served, size: int) -> None:
-    response = served.exchange(post("/echo", f"Content-Length: {size}", body=b"x" * size))
+def test_a_declared_body_over_the_limit_is_413_and_the_client_can_read_it(served: Served, size: int, path: str) -> None:
+    response = served.exchange(post(path, f"Content-Length: {size}", body=b"x" * size))
     assert closed_with(response, 413) == "the body is larger than 1000 bytes"
 
 
+@ECHOES
 @pytest.mark.parametrize("size", [1001, 200_000, 5_000_000])
-def test_a_chunked_body_over_the_limit_is_413_and_not_cut(served: Served, size: int) -> None:
-    response = served.exchange(chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"x" * size)))
+def test_a_chunked_body_over_the_limit_is_413_and_not_cut(served: Served, size: int, path: str) -> None:
+    response = served.exchange(chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"x" * size), path))
     assert closed_with(response, 413) == "the body is larger than 1000 bytes"
 
 
@@ -90,8 +97,9 @@ def test_a_malformed_chunk_is_400_and_the_end_of_the_connection(served: Served, 
     assert closed_with(served.exchange(chunked(body)), 400) == "malformed chunked body"
 
 
-def test_a_body_that_ends_too_soon_is_not_handed_on(served: Served) -> None:
-    for request in (post("/echo", "Content-Length: 10", body=b"12345"), chunked(b"a\r\n12345")):
+@ECHOES
+def test_a_body_that_ends_too_soon_is_not_handed_on(served: Served, path: str) -> None:
+    for request in (post(path, "Content-Length: 10", body=b"12345"), chunked(b"a\r\n12345", path)):
         with served.connect() as client:
             client.send(request)
             client.socket.shutdown(1)
@@ -188,9 +196,10 @@ def test_slow_heads_are_closed_however_they_trickle(served: Served) -> None:
             assert closed_with(response, 408) == "the request came too slowly"
 
 
-def test_slow_bodies_are_408_however_they_trickle(served: Served) -> None:
+@ECHOES
+def test_slow_bodies_are_408_however_they_trickle(served: Served, path: str) -> None:
     for pause in (0.05, 10.0):
-        for request, piece in ((post("/echo", "Content-Length: 900"), b"x"), (chunked(b""), b"1\r\nx\r\n")):
+        for request, piece in ((post(path, "Content-Length: 900"), b"x"), (chunked(b"", path), b"1\r\nx\r\n")):
             with served.connect() as client:
                 started = time.monotonic()
                 client.send(request)
