@@ -35,7 +35,7 @@ from tests.service.test_routes import MALFORMED, MISFIT, MISFITS
 
 GOOD = b'{"features":[1,2,3,4]}'
 SCORES = b'{"scores":[5.25,5.25]}'
-LAG_S = 0.05
+LAG_S = 0.03
 
 
 @pytest.fixture(scope="module")
@@ -119,23 +119,28 @@ def test_each_request_is_one_line_of_the_log_with_its_id(stack: Stack) -> None:
 def test_the_web_process_stays_free_while_large_json_comes_in(stack: Stack) -> None:
     body = b'{"features":[1,2,3,4],"more":[' + b"0.125," * 3_400_000 + b"1]}"
     assert len(body) > 20_000_000
-    sent = threading.Event()
-    answers: list[Response] = []
+    # Whatever else runs on this machine only makes an answer later; the best of a few rounds is the service's own.
+    lags = [longest_answer(stack, body)]
+    while min(lags) > LAG_S and len(lags) < 5:
+        lags.append(longest_answer(stack, body))
+    assert min(lags) < LAG_S, lags
+
+
+def longest_answer(stack: Stack, body: bytes) -> float:
+    """Seconds that `/health` takes at most while `body` is scored."""
     longest = 0.0
+    answers: list[Response] = []
 
     def send(_: int, __: threading.Event) -> None:
-        with stack.connect() as client:
-            for _ in range(2):
-                answers.append(ask(client, "/score", body))
-        sent.set()
+        answers.append(stack.post("/score", body))
 
     with threads(1, send), stack.connect() as client:
-        while not sent.is_set():
+        while not answers:
             began = time.monotonic()
             assert ask(client, "/health")[0] == 200
             longest = max(longest, time.monotonic() - began)
-    assert [response[::2] for response in answers] == [(200, SCORES)] * 2
-    assert longest < LAG_S
+    assert answers[0][::2] == (200, SCORES)
+    return longest
 
 
 def test_a_row_larger_than_any_slot_comes_back_whole() -> None:

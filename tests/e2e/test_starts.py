@@ -216,7 +216,7 @@ def test_a_service_in_use_keeps_its_descriptors_and_its_memory() -> None:
         large = [0.5] * 200_000
 
         def use() -> None:
-            for _ in range(20):
+            for _ in range(6):
                 assert stack.predict("echo", x=large)[0] == 200  # in and out through memory files of their own
                 assert stack.predict("tag", nonce=1)[0] == 200
 
