@@ -44,14 +44,23 @@ def kill_a_web_process(stack: Stack, clients: Clients, dice: random.Random) -> N
     until(lambda: len(stack.web()) == 2 and pid not in stack.web(), "the web process is replaced", BACK_S)
 
 
+def kill_the_tracker(stack: Stack, clients: Clients, dice: random.Random) -> None:
+    """A process that `multiprocess` starts beside the workers; it starts another when it wants one."""
+    for pid, title in stack.titles().items():
+        if "resource_tracker" in title:
+            kill(pid)
+    kill_a_worker(stack, clients, dice)
+
+
 KILLS = {"a worker": kill_a_worker, "the pool": kill_the_pool, "a web process": kill_a_web_process}
+ALL = [*KILLS.values(), kill_the_tracker]
 
 
 @pytest.mark.parametrize("victim", [*KILLS, "anything"])
 def test_kills_at_random_moments_cost_nobody_else_a_request(victim: str) -> None:
     dice = random.Random(SEED)
     kills: list[Callable[[Stack, Clients, random.Random], None]]
-    kills = list(KILLS.values()) if victim == "anything" else [KILLS[victim]]
+    kills = ALL if victim == "anything" else [KILLS[victim]]
     with service({"tag": TAG}) as stack:
         rested = fds(stack.pool())
         with tagging(stack) as clients:
