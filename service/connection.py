@@ -1,8 +1,9 @@
 """One client's connection in a web process: how long its bytes may take, how it is answered and how it ends.
 
-`Reader` is where every byte of a request comes from, so it holds the deadlines: one for the whole head counted
-from its first byte, one for the body, and gunicorn's `keepalive` for the silence between requests. `Answer` is
-gunicorn's response with a deadline for a client that does not read. The gunicorn master loads this module, so it
+`Reader` is where every byte of a request comes from, so it holds the deadlines: one for the first byte of a
+connection, one for the whole head counted from its first byte, one for the body, and gunicorn's `keepalive` for the
+silence between requests. `Answer` is gunicorn's response with a deadline for a client that does not read. The gunicorn
+master loads this module, so it
 imports nothing of the application.
 """
 
@@ -12,7 +13,9 @@ import json
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +29,7 @@ from service.environ import CLOSE_KEY
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-_MIN_RATE = 64 * 1024  # bytes a second: a body may take longer than its timeout as long as it comes this fast
+_MIN_RATE = 64 * 1024  # bytes a second: a body, or the reading of an answer, that is this fast may take for ever
 _DRAINED = (
     64 * 1024
 )  # an unread rest of a body up to this size is read and thrown away, a larger one ends the connection
@@ -43,10 +46,32 @@ class SlowHead(Exception):
     """The head of a request did not come in time."""
 
 
+class ClientGone(Exception):
+    """The client has left, or does not read: not an `OSError`, so that no application's own is taken for it."""
+
+
 class Phase(Enum):
-    IDLE = auto()  # between requests
+    IDLE = auto()  # before a request
     HEAD = auto()
     BODY = auto()
+    REST = auto()  # what the application has left of a body
+
+
+class Patience:
+    """How long a client may keep one message waiting: `seconds`, and one more for each 64 KiB that get through. What
+    the application takes in between does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._left = seconds
+
+    def left(self) -> float:
+        """For the next wait."""
+        return min(self._seconds, self._left)
+
+    def spend(self, since: float, size: int) -> None:
+        """A wait that began at `since` is over, and has got `size` bytes through."""
+        self._left += size / _MIN_RATE - (time.monotonic() - since)
 
 
 class Reader(SocketUnreader):  # type: ignore[misc]
@@ -56,42 +81,44 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         super().__init__(sock)
         self.idle_since = time.monotonic()
         self.requests = 0
+        self.failure: OSError | None = None  # of reading a body: the client's, if the application lets it pass
         self._settings = settings
-        self._keepalive = keepalive or settings.header_timeout  # without keep-alive this is for the first request
+        self._keepalive = keepalive
         self._idle = idle
         self._phase = Phase.IDLE
-        self._since = 0.0
-        self._received = 0
+        self._until = 0.0  # of a head, or of the rest of a body
+        self._patience = Patience(settings.body_timeout)
         self._owes_continue = False
 
     def begin_head(self) -> None:
         self._owes_continue = False
-        self._enter(Phase.HEAD if self.buf.getbuffer().nbytes else Phase.IDLE)
+        self._phase = Phase.IDLE
+        if self.buf.getbuffer().nbytes:
+            self._head_has_begun()
 
     def begin_body(self, expects_continue: bool) -> None:
         """`expects_continue`: the client holds the body back for a `100 Continue`, which is sent when the body is
         first waited for, so that a refusal comes without one."""
         self.requests += 1
         self._owes_continue = expects_continue
-        self._enter(Phase.BODY)
+        self._phase = Phase.BODY
+        self._patience = Patience(self._settings.body_timeout)
+
+    def begin_rest(self, until: float) -> None:
+        self._phase = Phase.REST
+        self._until = until
 
     def chunk(self, size_hint: int | None = None) -> bytes:
         if self._phase is Phase.IDLE:
             return self._first_bytes()
-        if self._phase is Phase.HEAD:
-            try:
-                return self._receive(self.mxchunk, self._since + self._settings.header_timeout - time.monotonic())
-            except TimeoutError:
+        if self._phase is Phase.BODY:
+            return self._body_bytes(min(max(size_hint or 0, self.mxchunk), self.max_body_chunk))
+        try:
+            return self._receive(self.mxchunk, self._until - time.monotonic())
+        except TimeoutError:
+            if self._phase is Phase.HEAD:
                 raise SlowHead from None
-        if self._owes_continue:
-            self._owes_continue = False
-            self.sock.settimeout(self._settings.send_timeout)
-            self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        idle = self._settings.body_timeout
-        left = self._since + idle + self._received / _MIN_RATE - time.monotonic()
-        data = self._receive(min(max(size_hint or 0, self.mxchunk), self.max_body_chunk), min(idle, left))
-        self._received += len(data)
-        return data
+            raise
 
     def leaves_body(self, body: Any) -> bool:
         """Whether so much of the body is unread, or held back, that no next request can be read after it."""
@@ -136,12 +163,30 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         self.idle_since = time.monotonic()
         self._idle.add(self)
         try:
-            data = self._receive(self.mxchunk, self._keepalive)
+            data = self._receive(self.mxchunk, self._keepalive if self.requests else self._settings.header_timeout)
         except TimeoutError:
             return b""
         finally:
             self._idle.discard(self)
-        self._enter(Phase.HEAD)
+        self._head_has_begun()
+        return data
+
+    def _head_has_begun(self) -> None:
+        self._phase = Phase.HEAD
+        self._until = time.monotonic() + self._settings.header_timeout
+
+    def _body_bytes(self, size: int) -> bytes:
+        if self._owes_continue:
+            self._owes_continue = False
+            self.sock.settimeout(self._settings.send_timeout)
+            self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        since = time.monotonic()
+        try:
+            data = self._receive(size, self._patience.left())
+        except OSError as error:
+            self.failure = error
+            raise
+        self._patience.spend(since, len(data))
         return data
 
     def _receive(self, size: int, seconds: float) -> bytes:
@@ -150,11 +195,6 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         self.sock.settimeout(seconds)
         data: bytes = self.sock.recv(size)
         return data
-
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        self._since = time.monotonic()
-        self._received = 0
 
 
 class Lives(Protocol):
@@ -170,25 +210,44 @@ class Answer(Response):  # type: ignore[misc]
         super().__init__(req, sock, cfg)
         self._worker = worker
         self._reader = reader
-        self._send_timeout = send_timeout
+        self._patience = Patience(send_timeout)
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if not self._worker.alive or self.environ.get(CLOSE_KEY) or self._reader.leaves_body(self.req.body):
             self.force_close()
         return super().start_response(status, headers, exc_info)
 
+    def can_sendfile(self) -> bool:
+        return False  # with gevent it is a loop of reads and sends too, and one that knows no deadline
+
     def send_headers(self) -> None:
-        self.sock.settimeout(self._send_timeout)
-        super().send_headers()
+        if not self.headers_sent:
+            self._send(super().send_headers)
+
+    def close(self) -> None:
+        self.send_headers()
+        self._send(super().close)
 
     def _emit_body(self, data: bytes) -> None:
         if self.chunked:
             data = b"%X\r\n%b\r\n" % (len(data), data)
-        # Not `sendall`: its timeout would be one for all of the data, however large, and by the wall clock.
-        self.sock.settimeout(self._send_timeout)
+        # Not `sendall`: its timeout would be one for all of the data, however large.
         left = memoryview(data)
         while left:
-            left = left[self.sock.send(left[:_SEND_STEP]) :]
+            left = left[self._send(partial(self.sock.send, left[:_SEND_STEP])) :]
+
+    def _send(self, send: Callable[[], int | None]) -> int:
+        """What `send` says it has sent, within the client's time."""
+        since, seconds = time.monotonic(), self._patience.left()
+        try:
+            if seconds <= 0:
+                raise TimeoutError
+            self.sock.settimeout(seconds)
+            sent = send() or 0
+        except OSError as error:
+            raise ClientGone from error
+        self._patience.spend(since, sent)
+        return sent
 
 
 def refuse(sock: socket.socket, status: int, reason: str) -> None:

@@ -31,6 +31,7 @@ graceful_timeout = _settings.graceful_timeout
 limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 8190
+forwarder_headers = ""  # no header may change the path
 loglevel = "warning"  # the start is one line, and each request has its own
 control_socket_disable = True  # its default path is one per user, not one per instance
 # The heartbeats of the web processes must not wait for a disk.

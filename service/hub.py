@@ -129,7 +129,7 @@ class HubClient:
         core = connection.core
         assert core is not None
         waiter = Waiter()
-        task.wake = partial(waiter.switch, None)
+        task.wakes.append(partial(waiter.switch, None))
         connection.enqueue(model, task, record)
         if caller is not None:
             self._callers[task] = caller
@@ -137,7 +137,7 @@ class HubClient:
             waiter.get()
         except BaseException:
             # This greenlet is being ended. Its task must not be left with nobody to take the answer.
-            task.wake = None
+            task.wakes.clear()
             if not core.abandon(task, Cancelled("the caller was ended")):
                 core.release(task)
             raise
@@ -250,13 +250,11 @@ class HubClient:
         connection.close()
         loop = gevent.get_hub().loop
         for task in tasks:
-            if task.wake is not None:
-                loop.run_callback(task.wake)
+            for wake in task.wakes:
+                loop.run_callback(wake)
 
 
 def _wake(tasks: list[Task]) -> None:
     for task in tasks:
-        wake = task.wake
-        if wake is not None:
-            task.wake = None
-            wake()
+        while task.wakes:
+            task.wakes.pop()()

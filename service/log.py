@@ -43,11 +43,16 @@ class Observed:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo = None
     ) -> Callable[[bytes], object]:
+        write = self._start_response(status, [*headers, ("X-Request-ID", self.id)], exc_info)
         self._status = status[:3]
-        return self._start_response(status, [*headers, ("X-Request-ID", self.id)], exc_info)
+        return write
 
     def watch(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
         return _Watched(pieces, self._finished)
+
+    def failed(self) -> None:
+        """The application has raised: what the client gets, if anything, is the server's word."""
+        self._finished(aborted=True)
 
     def _finished(self, aborted: bool) -> None:
         elapsed_ms = (time.monotonic() - self._started) * 1000

@@ -96,7 +96,11 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         self._started = True
         observed = log.Observed(environ, start_response)
-        return observed.watch(self.wsgi_app(environ, observed.start_response))
+        try:
+            return observed.watch(self.wsgi_app(environ, observed.start_response))
+        except BaseException:
+            observed.failed()
+            raise
 
     def dispatch_request(self) -> flask.Response:
         flask_request = flask.request

@@ -33,7 +33,7 @@ from gunicorn.http2 import negotiation
 from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
-from service.connection import TURN_S, Answer, Reader, SlowHead, linger, refuse
+from service.connection import TURN_S, Answer, ClientGone, Reader, SlowHead, linger, refuse
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
@@ -68,6 +68,10 @@ _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
 logger = logging.getLogger("headrace")
 
 
+class ApplicationFailed(Exception):
+    """What the application raised, whatever its kind: not the client's fault, though it may be an `OSError`."""
+
+
 class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     alive: bool
 
@@ -98,13 +102,10 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         if self._is_not_plain_http(client, addr):
             super().handle(listener, client, addr)
             return
-        req = None
         unread = True  # whether bytes may be left that the client has sent
         reader = Reader(client, self._settings, self.cfg.keepalive, self._idle)
+        req = None
         try:
-            if isinstance(client, ssl.SSLSocket) and not self.cfg.do_handshake_on_connect:
-                client.settimeout(self._settings.header_timeout)
-                client.do_handshake()
             parser = get_parser(self.cfg, client, addr)
             parser.unreader = reader
             proxy_info: dict[str, Any] = {}
@@ -114,11 +115,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 req = next(parser)
                 req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
                 keep = self._serve(reader, listener.getsockname(), req, client, addr)
-                if not keep or not parser.finish_body(deadline=time.monotonic() + _FINISH_BODY_S):
+                if not keep or not _finish_body(parser, reader):
                     break
                 gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
             unread = reader.has_unread(req.body)
-        except (StopIteration, http_errors.NoMoreData, ssl.SSLError, gevent.GreenletExit):
+        except (StopIteration, http_errors.NoMoreData, ssl.SSLError, ClientGone, gevent.GreenletExit):
             unread = False  # the client has closed, or is not worth more words
         except SlowHead:
             self._refuse(client, addr, 408, "the request came too slowly", "")
@@ -126,7 +127,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             unread = False
             if not isinstance(error, TimeoutError) and error.errno not in _CLIENT_LEFT:
                 logger.exception("connection of %s failed", _name(addr))
-        except (Exception, SystemExit) as error:  # the one place above the application; `sys.exit` there is a bug too
+        except Exception as error:  # the one place above the application
             self.handle_error(req, client, addr, error)
         finally:
             if unread and not self._quick:
@@ -134,7 +135,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             client.close()
 
     def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
-        """Answer one request; whether the connection may carry another."""
+        """Answer one request; whether the connection may carry another. Raises only what has not been answered."""
         started = datetime.now()
         environ: dict[str, Any] = {}
         answer: Answer | None = None
@@ -154,15 +155,17 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._respond(answer, environ)
             self.log.access(answer, req, environ, datetime.now() - started)
             return not answer.should_close()
-        except OSError:
+        except (ClientGone, gevent.GreenletExit):
             raise
-        except (Exception, SystemExit):
-            if answer is None or not answer.headers_sent:
-                raise
-            logger.exception("an answer to %s %s broke off", req.method, req.path)
-            return False  # without the end of its body, so that the client knows
+        except BaseException as error:  # `sys.exit`, or a timeout of gevent's, is an application's bug like any other
+            if answer is not None and answer.headers_sent:
+                logger.exception("an answer to %s %s broke off", req.method, req.path)
+                return False  # without the end of its body, so that the client knows
+            if error is reader.failure or isinstance(error, (http_errors.ParseException, http_errors.NoMoreData)):
+                raise  # met while reading the body
+            raise ApplicationFailed from error
         finally:
-            self.cfg.post_request(self, req, environ, answer)
+            self._after(req, environ, answer)
 
     def _respond(self, answer: Answer, environ: dict[str, Any]) -> None:
         pieces = self.wsgi(environ, answer.start_response)
@@ -177,6 +180,12 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             if hasattr(pieces, "close"):
                 pieces.close()
 
+    def _after(self, req: Any, environ: dict[str, Any], answer: Answer | None) -> None:
+        try:
+            self.cfg.post_request(self, req, environ, answer)
+        except Exception:
+            logger.exception("post_request failed")
+
     def _count(self) -> None:
         self.nr += 1
         if self.nr >= self.max_requests and self.alive:
@@ -188,7 +197,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         refusals = ((status, reason) for kind, status, reason in _REFUSALS if isinstance(exc, kind))
         status, reason = next(refusals, (500, "internal error"))
         if status == 500:
-            logger.error("connection of %s failed", _name(addr), exc_info=exc)
+            logger.error("connection of %s failed", _name(addr), exc_info=exc.__cause__ or exc)
         self._refuse(client, addr, status, reason, str(exc))
 
     def _refuse(self, client: Any, addr: Any, status: int, reason: str, detail: str) -> None:
@@ -270,6 +279,17 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self.alive = False
         if not self.booted:
             sys.exit(0)  # still loading the application: there is nothing to finish
+
+
+def _finish_body(parser: Any, reader: Reader) -> bool:
+    """Read what the application has left of a body; whether a next request can follow. The request is answered, so
+    whatever is wrong here gets no words."""
+    until = time.monotonic() + _FINISH_BODY_S
+    reader.begin_rest(until)
+    try:
+        return bool(parser.finish_body(deadline=until))
+    except (http_errors.ParseException, OSError):
+        return False
 
 
 class _Listener:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import flask
+import gevent
 
 from service import HttpServer, Request, Response
 from service.routing import Next
@@ -61,9 +62,39 @@ def large(request: Request) -> bytes:
     return b"x" * int(request.query["n"])
 
 
-@server.get("/exit")
-def exits(request: Request) -> str:
-    raise SystemExit(3)
+RAISED: dict[str, BaseException] = {
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+    "timeout": gevent.Timeout(1),
+    "file": FileNotFoundError(2, "No such file or directory"),
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+    "slow": TimeoutError(),
+}
+
+
+@server.get("/raises")
+def raises(request: Request) -> str:
+    raise RAISED[request.query["what"]]
+
+
+@server.get("/raises-late")
+def raises_late(request: Request) -> Response:
+    def pieces() -> Iterator[bytes]:
+        raise RAISED[request.query["what"]]
+        yield b"never"
+
+    return Response(pieces())
+
+
+@server.get("/bad-header")
+def bad_header(request: Request) -> Response:
+    return Response(b"", headers=[("Bad name", "value")])
+
+
+@server.post("/late")
+def late(request: Request) -> bytes:
+    time.sleep(float(request.query["s"]))
+    return request.body
 
 
 @server.get("/stream")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.service.apps import RAISED
 from tests.service.serving import Served, body_of, gunicorn, until
 
 LIMITS = {
@@ -214,6 +215,45 @@ def test_slow_bodies_are_408_however_they_trickle(served: Served, path: str) -> 
                 assert closed_with(response, 408) == "the body came too slowly"
 
 
+def test_a_body_that_came_while_the_handler_was_busy_is_not_slow(served: Served) -> None:
+    response = served.exchange(post("/late?s=1.0", "Content-Length: 4", "Connection: close", body=b"body"))
+    assert body_of(response) == b"body"
+
+
+def test_a_new_connection_that_says_nothing_is_closed_as_a_slow_head_is(served: Served) -> None:
+    started = time.monotonic()
+    with served.connect() as client:
+        assert client.rest() == b""
+    assert 0.4 < time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("rest", [b"Z\r\n", b"1\r\nxZZ", b"5\r\nhel"])
+def test_nothing_follows_an_answer_whatever_is_wrong_with_the_rest_of_the_body(served: Served, rest: bytes) -> None:
+    with served.connect() as client:
+        client.send(chunked(b"", "/unread"))
+        assert client.response()[2] == b"unread"
+        client.send(rest)
+        client.socket.shutdown(1)
+        assert client.rest() == b""
+
+
+def test_the_rest_of_a_body_nobody_reads_is_waited_for_briefly() -> None:
+    with gunicorn() as served, served.connect() as client:
+        client.send(post("/unread", "Content-Length: 1000"))
+        assert client.response()[2] == b"unread"
+        started = time.monotonic()
+        client.socket.settimeout(0.05)
+        while time.monotonic() - started < 5:
+            try:
+                assert client.rest() == b""
+                break
+            except TimeoutError:
+                client.send(b"x")
+            except ConnectionResetError:
+                break
+        assert 0.5 < time.monotonic() - started < 4
+
+
 def test_a_silent_connection_between_requests_is_not_a_slow_head(served: Served) -> None:
     with served.connect() as client:
         assert client.get("/pid")[0] == 200
@@ -259,10 +299,32 @@ def test_a_stream_is_chunked_and_a_broken_one_has_no_end(served: Served) -> None
     assert body_of(served.exchange(request % b"breaks")) == b"5\r\nfirst\r\n"
 
 
-def test_an_application_that_exits_is_500_and_the_worker_lives(served: Served) -> None:
-    pid = served.get("/pid")
-    assert closed_with(served.exchange(b"GET /exit HTTP/1.1\r\nHost: a\r\n\r\n"), 500) == "internal error"
+@pytest.mark.parametrize("path", ["/raises", "/raises-late"])
+@pytest.mark.parametrize("what", RAISED)
+def test_whatever_an_application_raises_is_500_and_logged_and_the_worker_lives(
+    served: Served, path: str, what: str
+) -> None:
+    pid, before = served.get("/pid"), len(served.log())
+    target = f"{path}?what={what}".encode()
+    answer = served.exchange(GET % target)
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert json.loads(body_of(answer)) == {"error": "internal error"}
     assert served.get("/pid") == pid
+    log = served.log()[before:]
+    assert log.count(f"GET {path} -> ") == 1
+    assert type(RAISED[what]).__name__ in log
+
+
+def test_a_header_that_cannot_be_sent_is_500_with_a_line_in_the_log(served: Served) -> None:
+    assert closed_with(served.exchange(b"GET /bad-header HTTP/1.1\r\nHost: a\r\n\r\n"), 500) == "internal error"
+    assert "GET /bad-header -> - aborted " in served.log()
+
+
+def test_no_header_changes_the_path(served: Served) -> None:
+    for value in (b"/x", b"/pi"):
+        with served.connect() as client:
+            client.send(b"GET /pid HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: %b\r\nPATH_INFO: /x\r\n\r\n" % value)
+            assert client.response()[0] == 200
 
 
 def test_clients_mistakes_leave_no_traceback(served: Served) -> None:
