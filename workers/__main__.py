@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import resource
 import sys
 from pathlib import Path
 
@@ -18,8 +19,7 @@ import setproctitle
 
 from workers import log
 from workers.config import ConfigError, load
-from workers.errors import PoolError
-from workers.pool import Pool
+from workers.pool import CannotStart, Pool
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,10 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.lifeline is not None:
         # No worker may hold what the pool's life hangs on.
         os.set_inheritable(options.lifeline, False)
+    # Each client costs four descriptors, each worker six, each oversized tensor under way one.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         Pool(config, socket_path, options.lifeline).run()
-    except (OSError, PoolError) as error:
-        print(f"headrace: the pool cannot run: {error}", file=sys.stderr)
+    except CannotStart as error:
+        print(f"headrace: the pool cannot start: {error}", file=sys.stderr)
         return 1
     return 0
 

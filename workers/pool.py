@@ -7,6 +7,7 @@ replicas is in `workers.served`; here are the clients and the loop.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 from workers import control
 from workers.arena import CLOSED, OVERFLOW, Arena
 from workers.config import PoolConfig
+from workers.errors import PoolError
+from workers.guardian import Guardian
 from workers.records import FRAME, STATE, Record, SlotState
 from workers.replica import Replica
 from workers.served import Served
@@ -29,6 +32,10 @@ log = logging.getLogger("headrace.pool")
 
 TICK_S = 0.05
 DRAIN_GRACE_S = 30.0
+
+
+class CannotStart(PoolError):
+    """The pool cannot be set up: no socket, no memory, no descriptors."""
 
 
 class Client:
@@ -43,8 +50,12 @@ class Client:
         self.queues_closed = False
 
     def register(self, fds: list[int]) -> None:
-        self.arena = Arena(fds[0])
-        self.reply = fds[1]
+        """Take the arena and the reply pipe's write end from `fds`."""
+        if self.arena is not None or len(fds) != 2:
+            raise ValueError("a client registers once, with two descriptors")
+        arena = Arena(fds[0])
+        fds.pop(0)
+        self.arena, self.reply = arena, fds.pop()
 
     def announce(self, slot: int, word: int) -> None:
         """A final frame, written by the pool for a worker that cannot."""
@@ -83,34 +94,48 @@ class Pool:
         self._served: dict[str, Served] = {}
         self._running = True
         self._drain_until = 0.0
+        self._deaf_to: socket.socket | None = None
         self._told: dict[str, object] = {}
 
     def run(self) -> None:
-        """Serve until the lifeline breaks, or a signal has led to a drain. On the main thread."""
-        wake = self._catch_signals()
+        """Serve until the lifeline breaks, or a signal has led to a drain. On the main thread.
+
+        `CannotStart` with the reason, if it does not come to that.
+        """
+        with contextlib.ExitStack() as ends:
+            try:
+                self._start(ends)
+            except (OSError, PoolError) as error:
+                raise CannotStart(str(error)) from error
+            while self._running:
+                self._turn()
+
+    def _start(self, ends: contextlib.ExitStack) -> None:
+        self._guardian = Guardian()
+        ends.callback(self._guardian.close)
+        ends.callback(self._end)
+        for fd in self._catch_signals():
+            ends.callback(os.close, fd)
         listener = self._listen()
+        ends.callback(listener.close)
         self._watch(listener, lambda: self._accept(listener))
         if self._lifeline is not None:
             self._watch(self._lifeline, self._lose_lifeline)
         for model in self._config.models:
             self._served[model.name] = Served(model, self._config.arena.spill_limit, self)
-        try:
-            while self._running:
-                self._turn()
-        finally:
-            listener.close()
-            self._end()
-            for fd in wake:
-                os.close(fd)
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(TICK_S):
             # An earlier callback of this turn may have ended what this one is for.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
+        if self._deaf_to is not None:
+            listener, self._deaf_to = self._deaf_to, None
+            self._watch(listener, lambda: self._accept(listener))
         now = time.monotonic()
         for served in self._served.values():
             served.tick(now)
+        self._guardian.watch_over()
         self._tell()
         for client in list(self._clients.values()):
             client.link.flush()
@@ -121,6 +146,12 @@ class Pool:
             self._drain_on(now)
 
     # The loop's parts: what Served needs of it.
+
+    def guard(self, group: int) -> None:
+        self._guardian.add(group)
+
+    def unguard(self, group: int) -> None:
+        self._guardian.remove(group)
 
     def watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None:
         self._watch(fd, ready)
@@ -200,8 +231,9 @@ class Pool:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # It stays in the backlog, and the listener readable.
-                time.sleep(TICK_S)
+                # It stays in the backlog, and the listener readable: look again at the next turn, not all the time.
+                self._selector.unregister(listener)
+                self._deaf_to = listener
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (os.getuid(), 0):
@@ -221,11 +253,15 @@ class Pool:
             try:
                 heard = client.link.receive()
                 if heard is not None:
-                    self._heed(client, *heard)
+                    message, fds = heard
+                    try:
+                        self._heed(client, message, fds)
+                    finally:
+                        control.close_all(fds)
                     continue
             except BlockingIOError:
                 return
-            except (LookupError, TypeError, ValueError, OSError) as error:
+            except control.NONSENSE as error:
                 # One that speaks nonsense, or for which there are no descriptors left, is no reason to end.
                 log.warning("a client cannot be heard, and is dropped: %s: %s", type(error).__name__, error)
             self._drop(client)
@@ -241,7 +277,9 @@ class Pool:
             if self._drain_until:
                 client.link.send(control.CloseQueues())
         elif isinstance(message, control.Spill):
-            client.spills[message.spill] = fds[0]
+            if message.spill in client.spills:
+                raise ValueError(f"spill {message.spill} is told twice")
+            client.spills[message.spill] = fds.pop()
         elif isinstance(message, control.DropSpill):
             fd = client.spills.pop(message.spill, -1)
             if fd >= 0:
@@ -278,6 +316,8 @@ class Pool:
             # The loop is told by the pipe: a handler could come in the middle of anything.
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Ignored, as whoever started this may have left it, it would keep the workers' exit codes from us.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._watch(read, lambda: self._heed_signals(read))
         return read, write
 

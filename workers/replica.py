@@ -126,8 +126,9 @@ class Replica:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
-            # It has not got as far as making its group.
-            os.kill(self.pid, signal.SIGKILL)
+            # It has not got as far as making its group, or has ended this moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> str:
         """Collect the process, which has ended; how it did."""
@@ -137,9 +138,12 @@ class Replica:
         self._process.join()
         code = self._process.exitcode
         self._process.close()
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with code {code}"
+        if code is None:
+            return "ended"
+        if code >= 0:
+            return f"exited with code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
         """Give up what the pool holds of it, once its inbox has been gone through."""

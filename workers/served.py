@@ -39,12 +39,14 @@ STUCK_S = 1.0
 LATE_TICK_S = 0.5
 GRACE_S = 1.0
 """After a late tick of the pool's own: how long nobody is killed for what was not done meanwhile."""
-RECORDS_PER_TURN = 256
+RECORDS_PER_TURN = 4096
 
 
 class Surroundings(Protocol):
     """What a model needs of the pool around it."""
 
+    def guard(self, group: int) -> None: ...
+    def unguard(self, group: int) -> None: ...
     def watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None: ...
     def unwatch(self, fd: int | socket.socket) -> None: ...
     def settle(self, record: Record, outcome: SlotState) -> None: ...
@@ -82,7 +84,7 @@ class Served:
         self._board = Board.create(config.replicas)
         self._places = [Place(i) for i in range(config.replicas)]
         self._specs: control.Loaded | None = None
-        self._weights: tuple[str, int] | None = None
+        self._weights = -1
         self._builder: Replica | None = None
         self._waiting_for_weights: list[Replica] = []
         self._was_ready = False
@@ -91,15 +93,20 @@ class Served:
         self._restarts = 0
         self._draining = False
         self._backlog: deque[Record] = deque()
+        self._unanswered: list[tuple[Replica, int]] = []
         self._last_tick = time.monotonic()
-        self._lenient_until = 0.0
+        self._late_at = 0.0
+        self._late_by = 0.0
 
     def _size_pipe(self) -> int:
         """Room for `max_queue` records and what the workers may put back; the limit that really holds."""
         records = self.config.max_queue + self.config.replicas * self.config.max_batch + 64
-        # What the system gives is read back below; beyond its limits it refuses, or quietly gives less.
-        with contextlib.suppress(PermissionError):
-            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, max(65536, records * RECORD_SIZE))
+        wanted = max(65536, records * RECORD_SIZE)
+        # What the system gives is read back below: beyond its limits it refuses, or quietly gives less.
+        for size in (wanted, min(wanted, _largest_pipe())):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, size)
+                break
         held: int = fcntl.fcntl(self._write, fcntl.F_GETPIPE_SZ) // RECORD_SIZE
         if held < records:
             limit = max(1, held // 2)
@@ -166,9 +173,9 @@ class Served:
 
     def tick(self, now: float) -> None:
         if now - self._last_tick > LATE_TICK_S:
-            self._lenient_until = now + GRACE_S
+            self._late_at, self._late_by = now, now - self._last_tick
         self._last_tick = now
-        lenient = now < self._lenient_until
+        lenient = now < self._late_at + GRACE_S
         for place in self._places:
             if place.replica is not None:
                 place.replica.link.flush()
@@ -181,6 +188,7 @@ class Served:
         if not lenient:
             self._find_stuck(now)
         self._retry_backlog()
+        self._retry_unanswered()
         if self._nobody_comes():
             self._answer_queue()
 
@@ -194,6 +202,7 @@ class Served:
             place.next_start = now + max(1.0, backoff_s(place.fruitless))
             return
         place.replica = replica
+        self._around.guard(replica.pid)
         self._around.watch(replica.pidfd, lambda: self._bury(place))
         self._around.watch(replica.link.sock, lambda: self._hear(replica))
 
@@ -206,8 +215,10 @@ class Served:
                 self._reason = f"not loaded within {self.config.load_timeout_s:g} s"
                 replica.kill()
             return
-        since = replica.busy_since_ns
-        if since and now * 1e9 - since > self.config.timeout_s * 1e9:
+        since_s = replica.busy_since_ns / 1e9
+        # What was running while the pool itself stood still may have stood still with it.
+        grace_s = self._late_by if since_s < self._late_at else 0.0
+        if since_s and now - since_s > self.config.timeout_s + grace_s:
             log.warning("%s[%d] is over its %g s and is killed", self.name, replica.index, self.config.timeout_s)
             replica.kill()
 
@@ -232,26 +243,33 @@ class Served:
     # Workers speak.
 
     def _hear(self, replica: Replica) -> None:
-        while True:
+        while not replica.silent:
             try:
                 heard = replica.link.receive()
+                if heard is not None:
+                    message, fds = heard
+                    try:
+                        self._heed(replica, message, fds)
+                    finally:
+                        control.close_all(fds)
+                    continue
             except BlockingIOError:
                 return
-            except OSError:
-                heard = None
-            if heard is None:
-                # It is ending; its pidfd says when it has.
-                replica.silent = True
-                self._around.unwatch(replica.link.sock)
-                return
-            self._heed(replica, *heard)
+            except control.NONSENSE as error:
+                # One that cannot be understood, or for which there are no descriptors left, is no reason to end.
+                log.error("%s[%d] cannot be heard and is killed: %s", self.name, replica.index, error)
+                replica.kill()
+            # It is ending; its pidfd says when it has.
+            replica.silent = True
+            self._around.unwatch(replica.link.sock)
 
     def _heed(self, replica: Replica, message: control.Message, fds: list[int]) -> None:
         if isinstance(message, control.NeedArena):
-            self._around.hand_arena(replica, message.arena)
+            self._unanswered.append((replica, message.arena))
+            self._retry_unanswered()
         elif isinstance(message, control.Spilled):
             replica.forwarded.append((message.arena, message.slot, message.seq))
-            self._around.forward_spill(message, fds[0])
+            self._around.forward_spill(message, fds.pop())
         elif isinstance(message, control.Loaded):
             replica.ready = True
             self._specs = message
@@ -263,21 +281,33 @@ class Served:
             self._waiting_for_weights.append(replica)
             self._give_weights()
         elif isinstance(message, control.BuiltWeights):
-            self._weights = message.descriptor, fds[0]
+            self._weights = fds.pop()
             self._builder = None
             self._waiting_for_weights.append(replica)
             self._give_weights()
 
+    def _retry_unanswered(self) -> None:
+        """Hand out the memory that workers have asked for. Without descriptors left they wait, and are asked for
+        again at the next tick: a client must not be taken for dead because of that."""
+        questions, self._unanswered = self._unanswered, []
+        for replica, memory in questions:
+            if replica.killed or replica not in self._replicas():
+                continue
+            try:
+                self._around.hand_arena(replica, memory)
+            except OSError as error:
+                log.warning("%s[%d] must wait for an arena: %s", self.name, replica.index, error.strerror)
+                self._unanswered.append((replica, memory))
+
     def _give_weights(self) -> None:
         """Weights to all who wait for them; if there are none, one of those is asked to make them."""
-        if self._weights is None:
+        if self._weights < 0:
             if self._builder is None and self._waiting_for_weights:
                 self._builder = self._waiting_for_weights.pop(0)
                 self._builder.link.send(control.BuildWeights())
             return
-        descriptor, fd = self._weights
         for replica in self._waiting_for_weights:
-            replica.link.send(control.Weights(descriptor), [os.dup(fd)])
+            replica.link.send(control.Weights(), [os.dup(self._weights)])
         self._waiting_for_weights.clear()
 
     # Workers die.
@@ -286,6 +316,7 @@ class Served:
         replica = place.replica
         assert replica is not None
         self._around.unwatch(replica.pidfd)
+        self._around.unguard(replica.pid)
         how = replica.reap()
         # Outputs it sent off in memory files are answered tasks: hear of them before judging what it held.
         if not replica.silent:
@@ -337,7 +368,7 @@ class Served:
     def _count_death(self, place: Place, replica: Replica, how: str) -> None:
         if self._draining:
             return
-        if replica.failed is not None and replica.failed.code:
+        if replica.failed is not None and replica.failed.code and not self._was_ready:
             self._refusal = replica.failed
             log.warning("model %s refuses: %s", self.name, replica.failed.reason)
             return
@@ -379,12 +410,10 @@ class Served:
         outcome = SlotState.DRAINING if self._draining else SlotState.NOT_READY
         while self._backlog:
             self._around.settle(self._backlog.popleft(), outcome)
-        while self._read >= 0:
+        if self._read >= 0:
             try:
                 data = os.read(self._read, RECORDS_PER_TURN * RECORD_SIZE)
             except BlockingIOError:
-                return
-            if not data:
                 return
             for offset in range(0, len(data), RECORD_SIZE):
                 self._around.settle(Record.unpack(data, offset), outcome)
@@ -420,5 +449,10 @@ class Served:
         os.close(self._read)
         self._read = -1
         self._board.close()
-        if self._weights is not None:
-            os.close(self._weights[1])
+        if self._weights >= 0:
+            os.close(self._weights)
+
+
+def _largest_pipe() -> int:
+    with open("/proc/sys/fs/pipe-max-size") as file:
+        return int(file.read())

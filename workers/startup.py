@@ -7,27 +7,23 @@ OpenMP have read their thread counts from the environment before this module cou
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import gc
 import logging
-import mmap
 import os
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import setproctitle
 
-from workers import control
-from workers.arena import NotEnoughMemory, available_bytes
+from workers import control, weights
 from workers.errors import Refused, code_of
 from workers.inbox import Board, Inbox
 from workers.log import start as start_log
-from workers.model import DTYPES, Array, Model, SharesWeights, resolve
-from workers.tensors import Tensor, align, check_outputs, describe, place, undescribe
+from workers.model import Array, Model, SharesWeights, resolve
+from workers.tensors import check_outputs
 from workers.worker import Worker
 
 log = logging.getLogger("headrace.worker")
@@ -128,51 +124,17 @@ def warm_up(model: Model) -> None:
 def _shared_weights(model: SharesWeights, link: socket.socket) -> dict[str, Array]:
     """The model's weights in shared memory: made here if no replica has made them yet."""
     control.send(link, control.NeedWeights())
-    answer = _wait_for_weights(link)
-    if isinstance(answer[0], control.BuildWeights):
-        fd, descriptor = _build_weights(model.weights())
-        control.send(link, control.BuiltWeights(descriptor), [fd])
+    message, fds = _wait_for_weights(link)
+    if isinstance(message, control.BuildWeights):
+        fd = weights.build(model.weights())
+        control.send(link, control.BuiltWeights(), [fd])
         os.close(fd)
-        answer = _wait_for_weights(link)
-    message, fds = answer
-    assert isinstance(message, control.Weights)
-    tensors, size = place(undescribe(message.descriptor), 0)
-    return map_weights(fds[0], tensors, size)
+        message, fds = _wait_for_weights(link)
+    return weights.attach(fds.pop())
 
 
 def _wait_for_weights(link: socket.socket) -> tuple[control.Message, list[int]]:
     heard = control.receive(link)
-    if heard is None or isinstance(heard[0], control.Stop):
+    if heard is None:
         os._exit(0)
     return heard
-
-
-def _build_weights(arrays: Iterable[tuple[str, Array]]) -> tuple[int, str]:
-    """Write the arrays into a memory file one after the other (so that one copy at most is held besides), then
-    seal it: nobody can change it any more. Its descriptor and that of its layout."""
-    fd = os.memfd_create("headrace-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    sig = []
-    offset = 0
-    for name, array in arrays:
-        if array.dtype.name not in DTYPES:
-            raise ValueError(f"weights {name!r} are {array.dtype.name}, which is not one of {', '.join(DTYPES)}")
-        if array.nbytes > (available := available_bytes()):
-            raise NotEnoughMemory(f"weights {name!r} need {array.nbytes} bytes and {available} bytes are available")
-        sig.append((name, array.dtype, array.shape))
-        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        data = memoryview(little.reshape(-1).view(np.uint8).data)
-        while data:
-            written = os.pwrite(fd, data, offset)
-            data = data[written:]
-            offset += written
-        offset = align(offset)
-    os.ftruncate(fd, max(offset, 1))
-    fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_ALL)
-    return fd, describe(tuple(sig)).decode()
-
-
-def map_weights(fd: int, tensors: tuple[Tensor, ...], size: int) -> dict[str, Array]:
-    """Read-only arrays over the memory file, which is closed."""
-    memory = mmap.mmap(fd, max(size, 1), prot=mmap.PROT_READ)
-    os.close(fd)
-    return {t.name: np.ndarray(t.shape, t.dtype, memory, t.offset) for t in tensors}
