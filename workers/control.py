@@ -25,6 +25,8 @@ from workers.status import ModelStatus, State
 
 MAX_PACKET = 128 * 1024
 MAX_FDS = 8
+NONSENSE = (LookupError, TypeError, ValueError, RecursionError, OSError)
+"""What hearing and heeding the other side can raise when it speaks nonsense, or when descriptors have run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +113,12 @@ class BuildWeights:
 
 @dataclass(frozen=True, slots=True)
 class BuiltWeights:
-    """Worker to pool, with the memory file; `descriptor` is that of its layout."""
-
-    descriptor: str
+    """Worker to pool, with the memory file, which says itself how it is laid out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Pool to worker, with the memory file."""
-
-    descriptor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +235,7 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     """One message and its descriptors, which are now ours; None when the other end is gone."""
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     try:
-        packet, ancillary, _, _ = sock.recvmsg(MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+        packet, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)
     except (ConnectionResetError, BrokenPipeError):
         return None
     if not packet:
@@ -249,11 +247,18 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
             numbers.frombytes(data[: len(data) // 4 * 4])
             received += numbers
     try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("a message came without all of its text or its descriptors")
         return decode(packet), received
     except BaseException:
-        for fd in received:
-            os.close(fd)
+        close_all(received)
         raise
+
+
+def close_all(fds: list[int]) -> None:
+    """Close what nobody took; whoever takes a descriptor that came with a message pops it from the list."""
+    while fds:
+        os.close(fds.pop())
 
 
 def reopen(fd: int, flags: int) -> int:
