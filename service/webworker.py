@@ -25,7 +25,6 @@ from typing import Any
 
 import gevent
 from gevent.pool import Pool
-from gevent.server import StreamServer
 from gunicorn import sock as gunicorn_sock
 from gunicorn.http import errors as http_errors
 from gunicorn.http import get_parser, wsgi
@@ -34,12 +33,12 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
 from service.connection import TURN_S, Answer, ClientGone, Reader, SlowHead, linger, refuse
+from service.listening import Listener, Server, shake_hands
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
 _KILL_S = 0.3
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
-_ACCEPT_REST = 1024
 
 # While draining: how long a connection may have been silent before it is closed. Its client may be about to
 # send, and then would see a reset: a busy client sends within the grace, is answered, and told to close.
@@ -47,7 +46,6 @@ _GRACE_S = 0.5
 _GRACE_OF_NEW_S = 1.0
 
 _CLIENT_LEFT = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT})
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 # What is wrong with a request that gunicorn's parser refuses; the first class that fits, 400 when none does.
 _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
@@ -90,6 +88,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         self._settings = Settings.from_env(os.environ)
+        self._tls = gunicorn_sock.ssl_context(self.cfg) if self.cfg.is_ssl else None
         servers = [self._listen(sock) for sock in self.sockets]
         while self.alive:
             self.notify()
@@ -98,7 +97,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     # One connection
 
-    def handle(self, listener: _Listener, client: Any, addr: Any) -> None:
+    def handle(self, listener: Listener, client: Any, addr: Any) -> None:
+        if self._tls is not None:
+            client = shake_hands(self._tls, client, self._settings.header_timeout)
+            if client is None:
+                return
         if self._is_not_plain_http(client, addr):
             super().handle(listener, client, addr)
             return
@@ -215,17 +218,16 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     # Beginning and end
 
-    def _listen(self, sock: Any) -> _Server:
+    def _listen(self, sock: Any) -> Server:
         sock.setblocking(1)
-        tls = {"ssl_context": gunicorn_sock.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
-        handle = partial(self.handle, _Listener(sock.getsockname()))
-        server = _Server(sock, handle=handle, spawn=Pool(self.worker_connections), **tls)
+        handle = partial(self.handle, Listener(sock.getsockname()))
+        server = Server(sock, handle=handle, spawn=Pool(self.worker_connections))
         if self.cfg.workers > 1:
             server.max_accept = 1  # take turns with the other web processes
         server.start()
         return server
 
-    def _drain(self, servers: list[_Server]) -> None:
+    def _drain(self, servers: list[Server]) -> None:
         """Answer everything that has arrived, then leave."""
         for server in servers:
             server.accept_rest()
@@ -290,42 +292,6 @@ def _finish_body(parser: Any, reader: Reader) -> bool:
         return bool(parser.finish_body(deadline=until))
     except (http_errors.ParseException, OSError):
         return False
-
-
-class _Listener:
-    """What connections ask of the listening socket, also after it has been closed."""
-
-    def __init__(self, name: Any) -> None:
-        self._name = name
-
-    def getsockname(self) -> Any:
-        return self._name
-
-
-class _Server(StreamServer):  # type: ignore[misc]
-    def accept_rest(self) -> None:
-        """Take what clients have been told is connected: closing the socket would reset it."""
-        self.stop_accepting()
-        for _ in range(_ACCEPT_REST):
-            accepted = None if self.full() else self.do_read()
-            if not accepted:
-                return
-            self.do_handle(*accepted)
-
-    def do_read(self) -> Any:
-        try:
-            return super().do_read()
-        except OSError as error:
-            if error.errno not in _EXHAUSTED:
-                raise
-            logger.warning("cannot accept connections: %s", error.strerror)
-        self.stop_accepting()
-        gevent.spawn_later(1.0, self._accept_again)
-        return None
-
-    def _accept_again(self) -> None:
-        if self.started:
-            self.start_accepting()
 
 
 def _name(addr: Any) -> str:
