@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,7 +18,7 @@ class Mlp:
 
     def weights(self) -> Iterable[tuple[str, Array]]:
         rng = np.random.default_rng(1)
-        for i, (n, m) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+        for i, (n, m) in enumerate(pairwise(SIZES)):
             yield f"w{i}", rng.standard_normal((n, m), np.float32) / np.float32(n**0.5)
 
     def attach(self, arrays: Mapping[str, Array]) -> None:

@@ -26,7 +26,8 @@ Models = Mapping[str, Mapping[str, object]]
 
 
 class PoolProcess:
-    """A pool under way. `models`: for each name its configuration table; `model` is a class of `tests.models.zoo`."""
+    """A pool under way. `models`: for each name its configuration table; `model` is a class of `tests.models.zoo`, or
+    names its module too."""
 
     def __init__(self, directory: Path, models: Models, arena: Mapping[str, object] = SMALL_ARENA) -> None:
         self.directory = directory
@@ -107,7 +108,7 @@ def toml(models: Models, arena: Mapping[str, object]) -> str:
     for name, table in models.items():
         lines.append(f"[models.{name}]")
         for key, value in table.items():
-            if key == "model":
+            if key == "model" and ":" not in str(value):
                 value = f"tests.models.zoo:{value}"
             if key != "options":
                 lines.append(f"{key} = {json.dumps(value)}")
