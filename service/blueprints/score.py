@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from service.client import PoolClient
 from service.request import Request
 from service.response import Response
 from service.server import Blueprint
 from workers.codecs import CODECS
+from workers.model import TensorSpec
 
 MODEL = "score"
 CODEC = CODECS["json-row"]
 
-# Parsing and writing bigger bodies would keep this process from its other requests; a worker does it.
+# Parsing and writing more would keep this process from its other requests; a worker does it.
 DECODED_HERE = 64 * 1024
+NUMBERS_HERE = 1024
 
 
 def blueprint(client: PoolClient) -> Blueprint:
@@ -22,7 +27,7 @@ def blueprint(client: PoolClient) -> Blueprint:
     def score(request: Request) -> Response:
         status = client.admit(MODEL)  # a full queue is told before the body is read
         body, caller = request.plain_body, request.environ.get("gunicorn.socket")
-        if len(body) > DECODED_HERE:
+        if len(body) > DECODED_HERE or not (_is_small(status.inputs) and _is_small(status.outputs)):
             answer = client.predict_body(MODEL, body, CODEC.name, caller=caller)
         else:
             outputs = client.predict(MODEL, CODEC.decode(body, status.inputs), caller=caller)
@@ -30,3 +35,9 @@ def blueprint(client: PoolClient) -> Blueprint:
         return Response.bytes(answer, CODEC.content_type)
 
     return routes
+
+
+def _is_small(specs: Sequence[TensorSpec]) -> bool:
+    """Whether a row is known beforehand to hold few numbers."""
+    fixed = all(length != -1 for spec in specs for length in spec.shape)
+    return fixed and sum(math.prod(spec.shape) for spec in specs) <= NUMBERS_HERE

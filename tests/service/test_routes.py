@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 
@@ -12,6 +13,7 @@ from service import create_app
 from service.version import runtime_version
 from tests.service.stub import StubClient, status
 from workers import errors
+from workers.model import TensorSpec
 from workers.status import State
 
 
@@ -190,6 +192,22 @@ def test_a_body_over_64_kib_is_parsed_in_compute(http: FlaskClient, pool: StubCl
     assert pool.bodies == []
     answer = http.post("/score", data=body + b" " * (64 * 1024 - len(body) + 1))
     assert (answer.data, pool.bodies) == (b'{"scores":[5.25,5.25]}', ["json-row"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "here"),
+    [((4,), (2,), True), ((4,), (1024,), True), ((4,), (-1,), False), ((4,), (1025,), False), ((-1,), (2,), False)],
+)
+def test_a_row_that_is_not_known_to_be_small_is_parsed_and_written_in_compute(
+    inputs: tuple[int], outputs: tuple[int], here: bool
+) -> None:
+    shapes = {
+        "inputs": (TensorSpec("features", "float32", inputs),),
+        "outputs": (TensorSpec("scores", "float32", outputs),),
+    }
+    pool = StubClient(dataclasses.replace(status(), **shapes))
+    answer = create_app(client=pool).test_client().post("/score", data=b'{"features":[1,2,3,4]}')
+    assert (answer.data, pool.bodies == []) == (b'{"scores":[5.25,5.25]}', here)
 
 
 FAILURES = [
