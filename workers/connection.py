@@ -89,8 +89,8 @@ class Connection:
         core = self._core()
         try:
             if task.spill is not None:
-                self.link.send(control.Spill(task.spill.id), [os.dup(task.spill.fd)])
-                if self.link.waiting:
+                sent = self.link.send(control.Spill(task.spill.id), [os.dup(task.spill.fd)])
+                if not sent:
                     # The pool is behind: a worker would ask it for inputs that it has not heard of.
                     raise BlockingIOError
             os.write(self._queues[name], record)

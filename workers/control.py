@@ -280,29 +280,30 @@ class Link:
         self._waiting: deque[tuple[Message, list[int]]] = deque()
         self._sending = threading.Lock()
 
-    def send(self, message: Message, fds: list[int] | None = None) -> None:
-        self._waiting.append((message, fds or []))
-        self.flush()
+    def send(self, message: Message, fds: list[int] | None = None) -> bool:
+        """True if it is on its way, and nothing waits."""
+        with self._sending:
+            self._waiting.append((message, fds or []))
+            return self._flush()
 
     def flush(self) -> None:
         with self._sending:
-            while self._waiting:
-                message, fds = self._waiting[0]
-                try:
-                    send(self.sock, message, fds)
-                except BlockingIOError:
-                    return
-                except OSError:
-                    # The other end is gone; its end of file is dealt with where the socket is read.
-                    pass
-                self._waiting.popleft()
-                for fd in fds:
-                    os.close(fd)
+            self._flush()
 
-    @property
-    def waiting(self) -> bool:
-        """Something has not been sent yet."""
-        return bool(self._waiting)
+    def _flush(self) -> bool:
+        while self._waiting:
+            message, fds = self._waiting[0]
+            try:
+                send(self.sock, message, fds)
+            except BlockingIOError:
+                return False
+            except OSError:
+                # The other end is gone; its end of file is dealt with where the socket is read.
+                pass
+            self._waiting.popleft()
+            for fd in fds:
+                os.close(fd)
+        return True
 
     @property
     def stuck(self) -> bool:

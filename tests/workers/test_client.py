@@ -46,6 +46,7 @@ from workers import (
     TooLarge,
     WorkerDied,
 )
+from workers.records import SlotState
 
 MODELS: dict[str, dict[str, object]] = {
     "echo": {"model": "Echo", "replicas": 2},
@@ -80,22 +81,29 @@ def client(running: PoolProcess) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def busy(client: Driver) -> Iterator[Call]:
-    """The only worker of `slow` is at work for a while."""
-    call = predicting(client, "slow", ms=np.array([1500.0], np.float32))
-    wait_depth(client, "slow", 1)
-    until(lambda: depth(client) == 0, "the worker has taken its task")
-    yield call
-    call.result()
+def busy(client: Driver, running: PoolProcess) -> Iterator[Busy]:
+    it = Busy(client, running.worker("slow"))
+    yield it
+    it.end()
 
 
-def depth(client: Driver) -> int:
-    """Records that wait in the queue of `slow`."""
-    import fcntl
-    import termios
+class Busy:
+    """The only worker of `slow` is at work until this ends: it is stopped in the middle."""
 
-    queue = client._connection._queues["slow"]  # type: ignore[union-attr]
-    return int.from_bytes(fcntl.ioctl(queue, termios.FIONREAD, bytes(4)), "little") // 64
+    def __init__(self, client: Driver, worker: int) -> None:
+        self._worker = worker
+        self._call = predicting(client, "slow", ms=np.array([1000.0], np.float32))
+        until(lambda: self._is_running(client), "the worker has begun")
+        send(worker, signal.SIGSTOP)
+
+    def _is_running(self, client: Driver) -> bool:
+        inside = core(client)
+        states = [inside.arena.words[task.base >> 3] & 0xFF for task in list(inside._tasks.values())]
+        return states == [SlotState.RUNNING]
+
+    def end(self) -> None:
+        send(self._worker, signal.SIGCONT)
+        self._call.result()
 
 
 # Right answers.
@@ -286,12 +294,11 @@ def test_outputs_over_the_spill_limit(client: Driver) -> None:
 # Deadlines, cancelling, overload.
 
 
-def test_a_queued_task_meets_its_deadline_though_the_model_is_busy(client: Driver, busy: Call) -> None:
+def test_a_queued_task_meets_its_deadline_though_the_model_is_busy(client: Driver, busy: Busy) -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=began + 0.5)
     assert 0.3 < time.monotonic() - began < 0.7
-    assert not busy.over
 
 
 def test_a_running_task_meets_its_deadline(client: Driver) -> None:
@@ -335,7 +342,7 @@ def test_late_answers_reach_nobody(client: Driver) -> None:
     assert (results.sum(axis=0) > 0).all(), "some in time and some late, or nothing was tried"
 
 
-def test_a_full_queue_is_overload_at_once(client: Driver, busy: Call) -> None:
+def test_a_full_queue_is_overload_at_once(client: Driver, busy: Busy) -> None:
     queued = [predicting(client, "slow", ms=np.array([0.0], np.float32)) for _ in range(4)]
     wait_depth(client, "slow", 5)
     began = time.monotonic()
@@ -344,26 +351,25 @@ def test_a_full_queue_is_overload_at_once(client: Driver, busy: Call) -> None:
     with pytest.raises(Overloaded):
         client.admit("slow")
     assert time.monotonic() - began < 0.05
-    assert not busy.over
     assert client.predict("echo", {"x": x(1)})["y"] == 1
+    busy.end()
     for call in queued:
         call.result()
 
 
-def test_a_queued_task_that_is_given_up_is_not_run(client: Driver, busy: Call) -> None:
+def test_a_queued_task_that_is_given_up_is_not_run(client: Driver, busy: Busy) -> None:
     pending = Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)})
     wait_depth(client, "slow", 2)
     pending.give_up()
     assert isinstance(pending.call.failure(0.5), Cancelled)
-    assert not busy.over
     pending.close()
-    busy.result()
+    busy.end()
     began = time.monotonic()
     client.predict("slow", {"ms": np.array([0.0], np.float32)})
     assert time.monotonic() - began < 5
 
 
-def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Call) -> None:
+def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Busy) -> None:
     pending = [Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)}) for _ in range(4)]
     wait_depth(client, "slow", 5)
     for one in pending:
@@ -371,7 +377,7 @@ def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Call)
     for one in pending:
         assert isinstance(one.call.failure(0.5), Cancelled)
         one.close()
-    busy.result()
+    busy.end()
     until(lambda: core(client).under_way == 0, "none of them is run", 5)
     client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=time.monotonic() + 5)
 
@@ -524,16 +530,15 @@ if not PATCHED:
                 until(lambda: isinstance(refusal(client), PoolLost), "the loss is seen")
                 assert (outputs["y"] == values).all()
 
-    def test_cancelling_wakes_whoever_waits(client: Driver, busy: Call) -> None:
+    def test_cancelling_wakes_whoever_waits(client: Driver, busy: Busy) -> None:
         """Both the one thread that reads and one that follows it."""
         futures = [client.submit("slow", {"ms": np.array([0.0], np.float32)}) for _ in range(3)]
         calls = [Call(future.result) for future in futures]
         for future, call in zip(futures, calls, strict=True):
             assert future.cancel()
             assert isinstance(call.failure(0.5), Cancelled)
-        assert not busy.over
 
-    def test_a_forked_child_has_no_part_in_it(client: Driver, busy: Call) -> None:
+    def test_a_forked_child_has_no_part_in_it(client: Driver, busy: Busy) -> None:
         """Neither answers nor cancels nor reads what is the parent's, and leaves the parent's task alone."""
         future = client.submit("slow", {"ms": np.array([1.0], np.float32)})
         settled = client.submit("echo", {"x": x(5)})
@@ -559,6 +564,7 @@ if not PATCHED:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+        busy.end()
         assert future.result()["ms"] == 1
         assert settled.result()["y"] == 5
         assert waiter.result()["ms"] == 2  # type: ignore[index]
