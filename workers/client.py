@@ -8,6 +8,7 @@ again when the pool is lost.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -16,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from types import TracebackType
 
 from workers.connection import Connection
@@ -32,48 +34,56 @@ TROUBLE_S = 1.0  # until the next try after a failure nobody foresaw
 
 
 class Future:
-    """The answer of one task, to come. Take it once, by `result` or `answer`; or `cancel` it. A future that is
-    forgotten cancels itself."""
+    """The answer of one task, to come. Take it by `result`, `answer` or `body`, or `cancel` it; any number of threads
+    may ask for it at once. A future that is forgotten cancels itself.
 
-    __slots__ = ("_client", "_connection", "_core", "_result", "_taken", "_task")
+    The first who comes for the answer has the slot to itself, and leaves to all others what became of it.
+    """
+
+    __slots__ = ("_client", "_connection", "_core", "_fate", "_task", "_untaken")
 
     def __init__(self, client: ThreadClient, connection: Connection, core: ClientCore, task: Task) -> None:
         self._client = client
         self._connection = connection
         self._core = core
         self._task = task
-        self._taken = False
-        self._result: dict[str, Array] | None = None
+        self._untaken = [task]  # popped by the first
+        self._fate: Fate | None = None
 
     def done(self) -> bool:
         return bool(self._task.outcome or self._task.error)
 
     def result(self, timeout: float | None = None) -> dict[str, Array]:
-        """The outputs, arrays of shape (rows, *spec.shape), the caller's to keep.
+        """The outputs, arrays of shape (rows, *spec.shape), the caller's to keep; the same ones if asked again.
 
         Raises the task's `PoolError`, or `TimeoutError` if it is not settled within `timeout` seconds.
         """
-        if self._result is not None:
-            return self._result
-        with self.answer(timeout) as outputs:
-            self._result = {name: array.copy() for name, array in outputs.items()}
-        return self._result
+        fate = self._fate
+        if fate is None:
+            fate = self._take(self._copies, timeout)
+        if isinstance(fate, dict):
+            return fate
+        raise _error(fate)
 
     def answer(self, timeout: float | None = None) -> Answer:
         """As `result` without a copy: `with future.answer() as outputs:` gives views of shared memory that are
-        valid within the block."""
+        valid within the block. Only once."""
         self.wait(timeout)
-        self._taken = True
-        return Answer(self._core, self._task)
+        try:
+            task = self._untaken.pop()
+        except IndexError:
+            raise _error(self._await_fate(timeout)) from None
+        self._settle(TAKEN)
+        return Answer(self._core, task)
 
     def body(self, timeout: float | None = None) -> bytes:
         """The encoded answer of a task that was submitted as a body."""
-        self.wait(timeout)
-        self._taken = True
-        try:
-            return self._core.body(self._task)
-        finally:
-            self._core.release(self._task)
+        fate = self._fate
+        if fate is None:
+            fate = self._take(self._core.body, timeout)
+        if isinstance(fate, bytes):
+            return fate
+        raise _error(fate)
 
     def wait(self, timeout: float | None = None) -> None:
         task = self._task
@@ -82,19 +92,73 @@ class Future:
 
     def cancel(self) -> bool:
         """Give the task up; true if it was not settled yet. It is not run if it has not begun."""
-        cancelled = self._core.abandon(self._task, Cancelled("the task was cancelled"))
-        if cancelled:
+        task = self._task
+        if self._core.abandon(task, Cancelled("the task was cancelled")):
             # Somebody may be waiting: for the reader to say so, or as the reader.
-            _wake([self._task])
+            _wake([task])
             self._connection.nudge()
-        elif not self._taken:
-            self._taken = True
-            self._core.release(self._task)
-        return cancelled
+            return True
+        if self._untaken:
+            with contextlib.suppress(IndexError):
+                self._untaken.pop()
+                self._core.release(task)
+                self._settle(Cancelled("the task was cancelled"))
+        return False
 
     def __del__(self) -> None:
-        if not self._taken:
+        if self._untaken:
             self.cancel()
+
+    def _copies(self, task: Task) -> dict[str, Array]:
+        return {name: array.copy() for name, array in self._core.arrays(task).items()}
+
+    def _take(self, read: Callable[[Task], dict[str, Array] | bytes], timeout: float | None) -> Fate:
+        """What `read` makes of the answer, or what became of it in the hands of another."""
+        task = self._task
+        if not (task.outcome or task.error):
+            self._client.wait_for(self._connection, task, timeout)
+        try:
+            self._untaken.pop()
+        except IndexError:
+            return self._await_fate(timeout)
+        fate: Fate = TAKEN
+        try:
+            fate = read(task)
+        except PoolError as error:
+            fate = copy(error)  # itself it would lead back here by its traceback, in a circle
+            raise
+        finally:
+            self._core.release(task)
+            self._settle(fate)
+        return fate
+
+    def _settle(self, fate: Fate) -> None:
+        self._fate = fate
+        if self._task.wakes:
+            _wake([self._task])
+
+    def _await_fate(self, timeout: float | None) -> Fate:
+        """The first has the answer in hand, and says in a moment what becomes of it."""
+        event = threading.Event()
+        self._task.wakes.append(event.set)
+        while self._fate is None:
+            if self._core.arena.fd < 0:  # as in a child of fork, where the first is no more
+                raise PoolLost("the pool is gone, and the answer with it")
+            if not event.wait(timeout):
+                raise TimeoutError("another thread is still at the answer")
+            event.clear()
+        return self._fate
+
+
+TAKEN = "the answer has been taken already"
+Fate = dict[str, Array] | bytes | PoolError | str
+"""What became of an answer: a copy of it, its error, or why it is not to be had any more."""
+
+
+def _error(fate: Fate) -> Exception:
+    if isinstance(fate, PoolError):
+        return fate
+    return RuntimeError(fate if isinstance(fate, str) else TAKEN)
 
 
 class Answer:
@@ -116,6 +180,10 @@ class Answer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._core.release(self._task)
+
+    def __del__(self) -> None:
+        # It may never have been entered.
         self._core.release(self._task)
 
 
@@ -257,13 +325,13 @@ class ThreadClient:
     def _follow(self, task: Task, until: float | None) -> None:
         event = threading.Event()
         self._followers[event] = None
-        task.wake = event.set
+        task.wakes.append(event.set)
         try:
             # It may have been settled, or the reader may have left, before it was known that we wait.
             if not (task.outcome or task.error) and self._reader.locked():
                 event.wait(None if until is None else max(0.0, until - time.monotonic()))
         finally:
-            task.wake = None
+            task.wakes.remove(event.set)
             del self._followers[event]
 
     def _pass_on(self) -> None:
@@ -357,9 +425,10 @@ class ThreadClient:
 
 def _wake(tasks: list[Task]) -> None:
     for task in tasks:
-        wake = task.wake
-        if wake is not None:
-            wake()
+        if task.wakes:
+            # A copy: whoever wakes takes itself off.
+            for wake in list(task.wakes):
+                wake()
 
 
 def _readable(fd: int, timeout: float) -> bool:

@@ -5,8 +5,10 @@ Owns the slots of one arena and the tasks that hold them. A driver (threads: `wo
 the waiters of the tasks that come back settled.
 
 A slot goes back to the free ones only on its task's final frame, whoever has stopped waiting before: the worker
-may still be writing. Methods may run in several threads at once, except that one thread at a time feeds frames:
-every hand-over is a single pop from a dictionary or a deque, which the interpreter makes whole.
+may still be writing. Methods may run in several threads at once, except that one thread at a time feeds frames.
+There is no lock: every hand-over is a single pop from a dictionary or a deque, which the interpreter makes whole,
+and who gets nothing from it was not the first. A task is by its sequence number in `_tasks` until its final frame,
+in `_open` while somebody waits for that, then in `_settled` until its answer is released.
 """
 
 from __future__ import annotations
@@ -100,9 +102,9 @@ def _closed(status: ModelStatus) -> tuple[str, str] | None:
 
 class Task:
     """One unit of work and the slot it holds. `outcome` is the slot's final state once it is known, `error` why
-    nobody waits for it any more; `wake` is called once, when either is there."""
+    nobody waits for it any more, or how it failed; each of `wakes` is called when either is there."""
 
-    __slots__ = ("base", "cls", "codec", "deadline_ns", "error", "index", "outcome", "seq", "slot", "spill", "wake")
+    __slots__ = ("base", "cls", "codec", "deadline_ns", "error", "index", "outcome", "seq", "slot", "spill", "wakes")
 
     def __init__(self, slot: int, cls: int, index: int, base: int, seq: int, deadline_ns: int, codec: int) -> None:
         self.slot = slot
@@ -115,7 +117,7 @@ class Task:
         self.outcome = 0
         self.error: PoolError | None = None
         self.spill: Spill | None = None
-        self.wake: Callable[[], object] | None = None
+        self.wakes: list[Callable[[], object]] = []
 
 
 class Spill:
@@ -154,8 +156,9 @@ class ClientCore:
         self._frames = FrameReader()
         self._seqs = itertools.count(1)
         self._spills = itertools.count(1)
-        self._open: dict[int, Task] = {}  # by sequence number: somebody waits
-        self._tasks: dict[int, Task] = {}  # by slot: no final frame yet
+        self._open: dict[int, Task] = {}
+        self._tasks: dict[int, Task] = {}
+        self._settled: dict[int, Task] = {}
         self._written: list[bytes] = [b""] * len(arena.bases)  # descriptor that lies at the start of each slot
         self._free: list[deque[int]] = []
         self._home: list[deque[int]] = []
@@ -232,8 +235,8 @@ class ClientCore:
     def withdraw(self, task: Task) -> None:
         """The record never got into a queue."""
         self._open.pop(task.seq, None)
-        self._tasks.pop(task.slot, None)
-        self._give_back(task)
+        if self._tasks.pop(task.seq, None) is not None:
+            self._give_back(task)
 
     def _lease(
         self,
@@ -296,7 +299,7 @@ class ClientCore:
     def _record(self, task: Task, now_ns: int, rows: int) -> bytes:
         seq = task.seq
         self.arena.words[task.base >> 3] = seq << 8 | _QUEUED
-        self._tasks[task.slot] = task
+        self._tasks[seq] = task
         self._open[seq] = task
         spill = 0 if task.spill is None else task.spill.id
         return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec, rows)
@@ -307,8 +310,8 @@ class ClientCore:
         """The tasks that somebody waited for and that the frames in `data` settle. Unknown frames are no-ops."""
         settled: list[Task] = []
         for word, slot in self._frames.feed(data):
-            task = self._tasks.get(slot)
-            if task is not None and task.seq == word >> 8:
+            task = self._tasks.get(word >> 8)
+            if task is not None and task.slot == slot:
                 self._finish(task, word & 0xFF, settled)
         if self.arena.words[OVERFLOW]:
             self.arena.words[OVERFLOW] = 0
@@ -328,23 +331,31 @@ class ClientCore:
     def spilled(self, slot: int, seq: int, fd: int) -> list[Task]:
         """The outputs of a task came in a memory file, which is now ours."""
         spill = Spill(0, fd)
-        task = self._tasks.get(slot)
+        task = self._tasks.get(seq)
         settled: list[Task] = []
-        if task is None or task.seq != seq:
+        if task is None or task.slot != slot:
             spill.close()
             return settled
-        self._drop_spill(task)
-        task.spill = spill
-        self._finish(task, _SPILLED, settled)
+        self._finish(task, _SPILLED, settled, spill)
         return settled
 
-    def _finish(self, task: Task, outcome: int, settled: list[Task]) -> None:
-        del self._tasks[task.slot]
-        task.outcome = outcome
-        if self._open.pop(task.seq, None) is None:
+    def _finish(self, task: Task, outcome: int, settled: list[Task], outputs: Spill | None = None) -> None:
+        seq = task.seq
+        if self._tasks.pop(seq, None) is None:
+            # The other of its final frame and its memory file was just being heeded in another thread.
+            if outputs is not None:
+                outputs.close()
+            return
+        if outputs is not None:
+            self._drop_spill(task)
+            task.spill = outputs
+        if self._open.pop(seq, None) is None:
             self._give_back(task)
-        else:
-            settled.append(task)
+            return
+        # In this order: who sees the outcome may release it at once.
+        self._settled[seq] = task
+        task.outcome = outcome
+        settled.append(task)
 
     def expire(self, now_ns: int) -> list[Task]:
         """The tasks whose deadline has passed; their slots stay leased until the final frame."""
@@ -387,7 +398,8 @@ class ClientCore:
     # What the waiter takes.
 
     def arrays(self, task: Task) -> dict[str, Array]:
-        """The outputs of a settled task, as views: they are valid until `release`. Raises the task's error."""
+        """The outputs of a settled task, as views: they are valid until `release`. Raises the task's error, and
+        `RuntimeError` after the release."""
         self._raise_failure(task)
         try:
             layout, source, at = self._outputs(task)
@@ -404,8 +416,9 @@ class ClientCore:
         """The encoded answer of a task that was a raw body; `pause` is called now and then while it is copied."""
         self._raise_failure(task)
         try:
-            if task.outcome == _SPILLED and task.spill is not None:
-                return _read(task.spill.map, 0, len(task.spill.map), pause)
+            if task.outcome == _SPILLED:
+                spill = self._spill_of(task)
+                return _read(spill.map, 0, len(spill.map), pause)
             word = self.arena.words[(task.base >> 3) + OUTPUT]
             return _read(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
         except ValueError:
@@ -413,23 +426,32 @@ class ClientCore:
             raise
 
     def release(self, task: Task) -> None:
-        """The answer has been taken: the slot is free again. Once per settled task, and only with an outcome."""
-        if task.outcome and task.error is None:
+        """The answer has been taken, or is not wanted: the slot is free again. A no-op for a task that is not settled
+        or was released before, whichever thread did it."""
+        if self._settled.pop(task.seq, None) is not None:
             self._give_back(task)
 
     def _outputs(self, task: Task) -> tuple[Layout, mmap.mmap, int]:
         word = self.arena.words[(task.base >> 3) + OUTPUT]
-        if task.outcome == _SPILLED and task.spill is not None:
-            source, at = task.spill.map, 0
+        if task.outcome == _SPILLED:
+            source, at = self._spill_of(task).map, 0
         else:
             source, at = self.arena.map, task.base + (word >> 32)
         return self._layouts.parse(source[at : at + (word & 0xFFFFFFFF)]), source, at
+
+    def _spill_of(self, task: Task) -> Spill:
+        spill = task.spill
+        if spill is None:
+            raise ValueError("another thread has released the task just now")
+        return spill
 
     def _raise_failure(self, task: Task) -> None:
         if task.error is not None:
             raise task.error
         if self.arena.fd < 0:
             raise PoolLost("the pool is gone, and the answer with it")
+        if task.seq not in self._settled:
+            raise RuntimeError("the answer has been taken already, or is still to come")
         outcome = task.outcome
         if outcome in (_DONE, _SPILLED):
             return
@@ -457,6 +479,7 @@ class ClientCore:
         for task in list(self._tasks.values()):
             task.error = task.error or PoolLost("the pool is the parent process's")
         self._open.clear()
+        self._settled.clear()
 
     def close(self) -> None:
         """Let go of all memory; whoever still waits has been told by `lose`."""

@@ -483,6 +483,62 @@ if not PATCHED:
         assert future.result() is future.result()
         assert future.done()
 
+    def test_threads_that_ask_one_future_all_have_its_answer(client: Driver) -> None:
+        for n in range(40):
+            future = client.submit("echo", {"x": np.full((1, 5000), n, np.float32)})
+            calls = [Call(future.result) for _ in range(3)]
+            assert {float(call.result()["y"].sum()) for call in calls} == {5000.0 * n}  # type: ignore[index]
+        wait_free(client)
+
+    def test_threads_that_wait_for_one_future_are_all_woken(client: Driver, busy: Busy) -> None:
+        future = client.submit("slow", {"ms": np.array([0.0], np.float32)})
+        calls = [Call(future.wait) for _ in range(4)]
+        until(lambda: len(client._followers) == 4, "all wait, behind the one that reads")
+        assert future.cancel()
+        for call in calls:
+            call.join(0.5)
+
+    def test_an_answer_is_taken_once(client: Driver) -> None:
+        body = client.submit_body("echo", b'{"x":[1]}', "json-row")
+        assert body.body() == body.body()
+        with pytest.raises(RuntimeError, match="taken already"):
+            body.result()
+        future = client.submit("echo", {"x": x(7)})
+        with future.answer():
+            for again in (future.result, future.answer, future.body):
+                with pytest.raises(RuntimeError, match="taken already"):
+                    again()
+            assert not future.cancel()
+            assert core(client).leased == 1
+        wait_free(client)
+
+    def test_a_failure_is_the_same_whenever_it_is_asked_for(client: Driver) -> None:
+        future = client.submit("particular", {"x": x(-2)})
+        for ask in (future.result, future.result, future.body, future.answer):
+            with pytest.raises(InvalidInput, match="'x' must not be -2"):
+                ask()
+            client.predict("echo", {"x": x(1)})
+
+    def test_cancelling_while_the_answer_is_taken(client: Driver) -> None:
+        values = np.full((1, 5000), 7, np.float32)
+        for _ in range(100):
+            future = client.submit("echo", {"x": values})
+            taking = Call(future.result)
+            while not future.done():
+                pass
+            assert not future.cancel()
+            taking.join()
+            if taking.error is None:
+                assert (taking.result()["y"] == values).all()  # type: ignore[index]
+            else:
+                assert isinstance(taking.failure(), Cancelled)
+        wait_free(client)
+
+    def test_an_answer_that_is_never_looked_at_gives_its_slot_back(client: Driver) -> None:
+        future = client.submit("echo", {"x": x(1)})
+        future.answer()
+        assert core(client).leased == 0
+
     def test_an_answer_is_a_view_of_shared_memory(client: Driver) -> None:
         with client.submit("echo", {"x": x(7, 8)}).answer() as outputs:
             assert outputs["y"].base is not None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from tests.workers.drivers import Call
 from workers.arena import OVERFLOW, Arena, reserve
 from workers.core import ClientCore, Task
 from workers.errors import (
@@ -147,6 +151,67 @@ def test_final_frames_said_twice_or_out_of_date_change_nothing(pair: Pair) -> No
     assert pair.core.receive(pair.answer(again, [2])) == [second]
     assert outputs(pair, second) == [2]
     assert pair.core.leased == 0
+
+
+def test_a_slot_is_given_back_once_however_often_it_is_released(pair: Pair) -> None:
+    task, record = pair.submit()
+    pair.core.release(task)
+    assert pair.core.leased == 1, "it is not settled yet"
+    pair.core.receive(pair.answer(record, [1]))
+    for _ in range(3):
+        pair.core.release(task)
+    with pytest.raises(RuntimeError, match="taken already"):
+        pair.core.arrays(task)
+    with pytest.raises(RuntimeError, match="taken already"):
+        pair.core.body(task)
+    assert pair.core.leased == 0
+    withdrawn, _ = pair.submit()
+    for _ in range(3):
+        pair.core.withdraw(withdrawn)
+    assert pair.core.leased == 0
+    assert len({pair.submit()[1].slot for _ in range(20)}) == 20, "no slot has two owners"
+
+
+def test_threads_that_settle_abandon_and_release_at_once_give_back_each_slot_once(pair: Pair) -> None:
+    """A reader, a keeper that lets deadlines pass, a waiter, and one who gives the tasks up."""
+    rounds, switch = 300, sys.getswitchinterval()
+    tasks: list[Task] = []
+    frames = b""
+    gate = threading.Barrier(5)
+
+    def each_round(step: Callable[[], object]) -> None:
+        for _ in range(rounds):
+            gate.wait(20)
+            step()
+            gate.wait(20)
+
+    def take() -> None:
+        for task in tasks:
+            while not (task.outcome or task.error):
+                time.sleep(0)
+            pair.core.release(task)
+
+    def give_up() -> None:
+        for task in reversed(tasks):
+            if not pair.core.abandon(task, Cancelled()):
+                pair.core.release(task)
+
+    steps = (lambda: pair.core.receive(frames), lambda: pair.core.expire(FAR), take, give_up)
+    sys.setswitchinterval(1e-6)
+    calls = [Call(lambda step=step: each_round(step)) for step in steps]  # type: ignore[misc]
+    try:
+        for n in range(rounds):
+            sent = [pair.submit() for _ in range(16)]
+            tasks[:] = [task for task, _ in sent]
+            frames = b"".join(pair.answer(record, [n]) for _, record in sent)
+            gate.wait(20)
+            gate.wait(20)
+            assert (pair.core.leased, pair.core.under_way) == (0, 0)
+    finally:
+        sys.setswitchinterval(switch)
+        gate.abort()
+        for call in calls:
+            call.join()
 
 
 @pytest.mark.parametrize("how", ["expire", "cancel", "lose"])
