@@ -26,12 +26,6 @@ SERVERS = {
 SCORE = b'POST /score HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 11\r\n\r\n{"x":[1,2]}'
 
 
-@pytest.fixture(params=SERVERS.values(), ids=SERVERS)
-def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    server: tuple[str, ...] = request.param
-    return server
-
-
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
     """Where a pool would be, and is silent."""
@@ -50,16 +44,18 @@ def running() -> Iterator[PoolProcess]:
         yield running
 
 
-def test_the_first_requests_of_a_fresh_process_find_the_pool(running: PoolProcess, flags: tuple[str, ...]) -> None:
-    with gunicorn(APP, *flags, env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
+@pytest.mark.parametrize("server", ["preloaded", "gthread", "sync"])
+def test_the_first_requests_of_a_fresh_process_find_the_pool(running: PoolProcess, server: str) -> None:
+    with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
         assert statuses_at_once(served, 8) == [b"200"] * 8
 
 
+@pytest.mark.parametrize("server", ["gevent", "preloaded"])
 def test_a_web_process_connects_before_its_first_request_and_a_silent_pool_hangs_nobody(
-    listener: socket.socket, flags: tuple[str, ...]
+    listener: socket.socket, server: str
 ) -> None:
     env = {"HEADRACE_POOL_SOCKET": listener.getsockname()}
-    with gunicorn(APP, *flags, env=env) as served:
+    with gunicorn(APP, *SERVERS[server], env=env) as served:
         connected, _ = listener.accept()
         with connected:
             started = time.monotonic()
@@ -73,8 +69,13 @@ def test_a_process_out_of_descriptors_connects_once_it_has_some(tmp_path: Path, 
     with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": path}) as served:
         (web,) = children(served.process.pid)
         before = resource.prlimit(web, resource.RLIMIT_NOFILE)
-        resource.prlimit(web, resource.RLIMIT_NOFILE, (lowest_free(web), before[1]))
-        until(lambda: "Too many open files" in served.log(), "the process has none left")
+
+        def has_none_left() -> bool:
+            # Again each time: what is used is not the same from one moment to the next.
+            resource.prlimit(web, resource.RLIMIT_NOFILE, (lowest_free(web), before[1]))
+            return "Too many open files" in served.log()
+
+        until(has_none_left, "the process has no descriptors left")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(path)
             listening.listen()
