@@ -165,7 +165,8 @@ def test_processes_are_told_apart_by_their_titles() -> None:
     with service({"score": {**SCORE, "replicas": 2}}) as stack:
         assert len(stack.web()) == 2
         titles = [title for title in stack.titles().values() if title.startswith("headrace")]
-        assert sorted(titles) == ["headrace pool", "headrace worker score[0]", "headrace worker score[1]"]
+        workers = ["headrace worker score[0]", "headrace worker score[1]"]
+        assert sorted(titles) == ["headrace guardian", "headrace pool", *workers]
 
 
 def test_no_compute_process_holds_a_web_socket() -> None:
