@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +239,17 @@ def test_nothing_follows_an_answer_whatever_is_wrong_with_the_rest_of_the_body(s
         client.send(rest)
         client.socket.shutdown(1)
         assert client.rest() == b""
+
+
+def test_a_hook_that_fails_after_the_answer_adds_nothing_to_it(tmp_path: Path) -> None:
+    conf = tmp_path / "conf.py"
+    conf.write_text("from service.gunicorn_conf import *\n\n\ndef post_request(*_):\n    raise OSError('the hook')\n")
+    with gunicorn("tests.service.apps:server", "-c", str(conf)) as served, served.connect() as client:
+        for _ in range(2):
+            assert client.get("/pid")[0] == 200
+        client.socket.shutdown(1)
+        assert client.rest() == b""
+        assert "the hook" in served.log()
 
 
 def test_the_rest_of_a_body_nobody_reads_is_waited_for_briefly() -> None:
