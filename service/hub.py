@@ -203,6 +203,7 @@ class HubClient:
     def _hear(self, connection: Connection) -> None:
         was_ready = connection.ready
         _wake(connection.hear())
+        connection.check()
         if connection.ready and not was_ready:
             reply = gevent.get_hub().loop.io(connection.reply, _READ)
             reply.start(self._guarded, self._read, connection)
@@ -215,6 +216,7 @@ class HubClient:
         core = connection.core
         assert core is not None
         _wake(core.receive(os.read(connection.reply, READ_SIZE)))
+        connection.check()
 
     def _tick(self, connection: Connection) -> None:
         core = connection.core

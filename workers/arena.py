@@ -76,15 +76,19 @@ class Arena:
         """Reserve an arena of `slots`, pairs of (bytes, count), sizes ascending and multiples of 4096."""
         total = HEADER_SIZE + sum(size * count for size, count in slots)
         fd = reserve("headrace-arena", total)
-        with mmap.mmap(fd, HEADER_SIZE) as header, memoryview(header) as view, view.cast("Q") as words:
-            words[_CLASSES] = len(slots)
-            start = HEADER_SIZE
-            for k, (size, count) in enumerate(slots):
-                at = _FIRST_CLASS + 3 * k
-                words[at], words[at + 1], words[at + 2] = size, count, start
-                start += size * count
-            words[_MAGIC] = MAGIC
-        return cls(fd)
+        try:
+            with mmap.mmap(fd, HEADER_SIZE) as header, memoryview(header) as view, view.cast("Q") as words:
+                words[_CLASSES] = len(slots)
+                start = HEADER_SIZE
+                for k, (size, count) in enumerate(slots):
+                    at = _FIRST_CLASS + 3 * k
+                    words[at], words[at + 1], words[at + 2] = size, count, start
+                    start += size * count
+                words[_MAGIC] = MAGIC
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def class_views(self, k: int, at: int, layout: Layout) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
         """For each tensor of `layout` one array over every slot of class `k`: row i is that tensor of the i-th slot,
@@ -130,8 +134,9 @@ def reserve(name: str, size: int, pause: Callable[[], object] = no_pause) -> int
 
     `pause` is called between two steps; what it raises gives everything back.
     """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = -1
     try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         for start in range(0, size, STEP):
             if start:
@@ -143,12 +148,14 @@ def reserve(name: str, size: int, pause: Callable[[], object] = no_pause) -> int
                 raise NotEnoughMemory(f"shared memory of {size} bytes is needed and {available} bytes are available")
             os.posix_fallocate(fd, start, min(STEP, size - start))
     except OSError as error:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise NotEnoughMemory(
             f"shared memory of {size} bytes is needed and could not be reserved: {error.strerror}"
         ) from None
     except BaseException:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise
     return fd
 

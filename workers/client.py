@@ -385,6 +385,7 @@ class ThreadClient:
                     connection.nudge()
                 with self._changed:
                     self._changed.notify_all()
+            connection.check()
             core = connection.core
             if core is None:
                 continue

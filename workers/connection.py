@@ -8,6 +8,7 @@ back. Nothing here blocks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -26,6 +27,7 @@ from workers.status import ModelStatus
 
 CLOCKS_APART_NS = 10_000_000_000
 FOREVER_S = 9e9
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _COUNT = Struct("i")
 _NO_COUNT = bytes(_COUNT.size)
 
@@ -48,6 +50,7 @@ class Connection:
         self._welcome: control.Welcome | None = None
         self._arena: Arena | None = None
         self._statuses: list[ModelStatus] = []
+        self._trouble: Exception | None = None
 
     # Submitting.
 
@@ -101,9 +104,11 @@ class Connection:
             core.withdraw(task)
             self._raise_if_lost()
             raise Draining("the pool is draining") from None
-        except OSError:
-            # Nobody can read the queue: the pool has just died, which we have yet to hear.
+        except OSError as error:
             core.withdraw(task)
+            if error.errno in _SCARCE:
+                raise Overloaded(f"the inputs cannot be handed over: {error.strerror}") from None
+            # Nobody can read the queue: the pool has just died, which we have yet to hear.
             raise PoolLost("the pool is gone") from None
         if self.lost:
             # Whoever told the waiters of the loss may not have seen this one.
@@ -126,35 +131,46 @@ class Connection:
     # Hearing.
 
     def hear(self) -> list[Task]:
-        """Heed everything the pool has said; the tasks that this settles."""
+        """Heed everything the pool has said; the tasks that this settles. What cannot be heeded ends the connection:
+        `check` raises it, once the waiters of those tasks are awake."""
         settled: list[Task] = []
         while not self.lost:
             try:
                 heard = self.link.receive()
+                if heard is None:
+                    self.lost = True
+                else:
+                    self._heed(*heard, settled)
             except BlockingIOError:
                 break
-            except OSError:
-                heard = None
-            if heard is None:
+            except Exception as error:  # nonsense, or no descriptors or memory left
+                self._trouble = error
                 self.lost = True
-                break
-            self._heed(*heard, settled)
         return settled
 
+    def check(self) -> None:
+        """Raise what has made the connection unusable."""
+        trouble = self._trouble or (self.core.trouble if self.core is not None else None)
+        if trouble is not None:
+            raise trouble
+
     def _heed(self, message: control.Message, fds: list[int], settled: list[Task]) -> None:
-        if isinstance(message, control.Welcome):
-            self._register(message)
-        elif isinstance(message, control.Status):
-            self._learn(message.model)
-        elif isinstance(message, control.Queue):
-            self._queues[message.model] = fds[0]
-        elif isinstance(message, control.Settled):
-            self._introduced()
-        elif isinstance(message, control.SpilledTo) and self.core is not None:
-            settled += self.core.spilled(message.slot, message.seq, fds[0])
-        elif isinstance(message, control.CloseQueues):
-            self._close_queues()
-            self.link.send(control.QueuesClosed())
+        try:
+            if isinstance(message, control.Welcome):
+                self._register(message)
+            elif isinstance(message, control.Status):
+                self._learn(message.model)
+            elif isinstance(message, control.Queue):
+                self._queues[message.model] = fds.pop()
+            elif isinstance(message, control.Settled):
+                self._introduced()
+            elif isinstance(message, control.SpilledTo) and self.core is not None:
+                settled += self.core.spilled(message.slot, message.seq, fds.pop())
+            elif isinstance(message, control.CloseQueues):
+                self._close_queues()
+                self.link.send(control.QueuesClosed())
+        finally:
+            control.close_all(fds)
 
     def _register(self, welcome: control.Welcome) -> None:
         apart = abs(time.monotonic_ns() - welcome.clock_ns)
@@ -164,10 +180,13 @@ class Connection:
         arena = self._arena = Arena.create(welcome.slots)
         self.reply, self._reply_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reply_write, False)
-        self.link.send(
-            control.Register(os.getpid()),
-            [os.dup(arena.fd), control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK)],
-        )
+        fds = [os.dup(arena.fd)]
+        try:
+            fds.append(control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            control.close_all(fds)
+            raise
+        self.link.send(control.Register(os.getpid()), fds)
 
     def _learn(self, status: ModelStatus) -> None:
         if self.core is None:

@@ -121,21 +121,26 @@ class Task:
 
 
 class Spill:
-    """A one-off memory file: inputs that no slot holds on their way in, or outputs on their way out."""
+    """A one-off memory file: inputs that no slot holds on their way in, or outputs on their way out. It owns `fd`,
+    also if it cannot be made for lack of memory or descriptors (`OSError`)."""
 
     __slots__ = ("fd", "id", "map")
 
     def __init__(self, spill_id: int, fd: int) -> None:
         self.id = spill_id
         self.fd = fd
-        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        try:
+            self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-            # If views are still out, the last of them unmaps it.
-            self.map = CLOSED_MAP
+        fd, self.fd = self.fd, -1
+        # If views are still out, the last of them unmaps it.
+        self.map = CLOSED_MAP
+        if fd >= 0:
+            os.close(fd)
 
 
 class ClientCore:
@@ -151,6 +156,8 @@ class ClientCore:
         self.models: dict[str, ModelView] = {}
         self.dropped: deque[int] = deque()
         """Ids of input spills that are over with: the driver tells the pool."""
+        self.trouble: Exception | None = None
+        """Why this is not fit for use any more: something nobody foresaw; the driver makes the connection anew."""
         self._spill_limit = spill_limit
         self._layouts = Layouts()
         self._frames = FrameReader()
@@ -194,17 +201,21 @@ class ClientCore:
         room = layout.size if row_room is None else 256 + row_room * layout.rows
         task = self._lease(model, layout.size, room, deadline_ns, 0)
         arena = self.arena
-        if task.spill is None:
-            base = task.base + SLOT_HEADER
-            descriptor = layout.descriptor
-            if self._written[task.slot] is not descriptor:
-                arena.view[base : base + len(descriptor)] = descriptor
-                arena.words[(task.base >> 3) + INPUT] = len(descriptor)
-                self._written[task.slot] = descriptor
-            for tensor, rows in zip(layout.tensors, arena.class_views(task.cls, SLOT_HEADER, layout), strict=True):
-                rows[task.index] = inputs[tensor.name]
-        else:
-            self._spill_inputs(task, task.spill, layout, inputs)
+        try:
+            if task.spill is None:
+                base = task.base + SLOT_HEADER
+                descriptor = layout.descriptor
+                if self._written[task.slot] is not descriptor:
+                    arena.view[base : base + len(descriptor)] = descriptor
+                    arena.words[(task.base >> 3) + INPUT] = len(descriptor)
+                    self._written[task.slot] = descriptor
+                for tensor, rows in zip(layout.tensors, arena.class_views(task.cls, SLOT_HEADER, layout), strict=True):
+                    rows[task.index] = inputs[tensor.name]
+            else:
+                self._spill_inputs(task, task.spill, layout, inputs)
+        except BaseException:
+            self._give_back(task)
+            raise
         return task, self._record(task, now_ns, layout.rows)
 
     def submit_body(
@@ -270,13 +281,13 @@ class ClientCore:
         if spill:
             try:
                 fd = reserve("headrace-spill", max(size, 1), pause)
-            except NotEnoughMemory as error:
+                task.spill = Spill(self.arena_id << 32 | next(self._spills), fd)
+            except (NotEnoughMemory, OSError) as error:
                 self._home[slot].append(slot)
-                raise Overloaded(str(error)) from None
+                raise Overloaded(f"the inputs cannot be stored: {error}") from None
             except BaseException:
                 self._home[slot].append(slot)
                 raise
-            task.spill = Spill(self.arena_id << 32 | next(self._spills), fd)
         return task
 
     def _take(self, model: ModelView, k: int) -> int:
@@ -307,12 +318,16 @@ class ClientCore:
     # What comes back.
 
     def receive(self, data: bytes) -> list[Task]:
-        """The tasks that somebody waited for and that the frames in `data` settle. Unknown frames are no-ops."""
+        """The tasks that somebody waited for and that the frames in `data` settle. Unknown frames are no-ops, and one
+        that cannot be heeded (`trouble`) keeps nobody from hearing of the others."""
         settled: list[Task] = []
         for word, slot in self._frames.feed(data):
             task = self._tasks.get(word >> 8)
             if task is not None and task.slot == slot:
-                self._finish(task, word & 0xFF, settled)
+                try:
+                    self._finish(task, word & 0xFF, settled)
+                except Exception as error:
+                    self.trouble = error
         if self.arena.words[OVERFLOW]:
             self.arena.words[OVERFLOW] = 0
             settled += self._scan()
@@ -330,13 +345,19 @@ class ClientCore:
 
     def spilled(self, slot: int, seq: int, fd: int) -> list[Task]:
         """The outputs of a task came in a memory file, which is now ours."""
-        spill = Spill(0, fd)
         task = self._tasks.get(seq)
         settled: list[Task] = []
         if task is None or task.slot != slot:
-            spill.close()
+            os.close(fd)
             return settled
-        self._finish(task, _SPILLED, settled, spill)
+        try:
+            outputs = Spill(0, fd)
+        except OSError as error:
+            # The task fails alone; its slot is free as after any final frame.
+            abandoned = self.abandon(task, Overloaded(f"the outputs cannot be had: {error}"))
+            self._finish(task, _SPILLED, settled)
+            return [task] if abandoned else settled
+        self._finish(task, _SPILLED, settled, outputs)
         return settled
 
     def _finish(self, task: Task, outcome: int, settled: list[Task], outputs: Spill | None = None) -> None:

@@ -172,6 +172,17 @@ def test_a_slot_is_given_back_once_however_often_it_is_released(pair: Pair) -> N
     assert len({pair.submit()[1].slot for _ in range(20)}) == 20, "no slot has two owners"
 
 
+def test_a_frame_that_cannot_be_heeded_costs_only_itself(pair: Pair) -> None:
+    spilled, record = pair.submit(size=10_000)
+    task, other = pair.submit()
+    pair.core.abandon(spilled, Cancelled())
+    assert spilled.spill is not None
+    os.close(spilled.spill.fd)
+    assert pair.core.receive(pair.answer(record, [1]) + pair.answer(other, [2])) == [task]
+    assert isinstance(pair.core.trouble, OSError)
+    assert outputs(pair, task) == [2]
+
+
 def test_threads_that_settle_abandon_and_release_at_once_give_back_each_slot_once(pair: Pair) -> None:
     """A reader, a keeper that lets deadlines pass, a waiter, and one who gives the tasks up."""
     rounds, switch = 300, sys.getswitchinterval()
