@@ -244,7 +244,8 @@ def test_nothing_follows_an_answer_whatever_is_wrong_with_the_rest_of_the_body(s
 def test_a_hook_that_fails_after_the_answer_adds_nothing_to_it(tmp_path: Path) -> None:
     conf = tmp_path / "conf.py"
     conf.write_text(
-        "from service.gunicorn_conf import *\n\n\ndef post_request(worker, req, environ, resp):\n    raise OSError('the hook')\n"
+        "from service.gunicorn_conf import *\n\n\n"
+        "def post_request(worker, req, environ, resp):\n    raise OSError('the hook')\n"
     )
     with gunicorn("tests.service.apps:server", "-c", str(conf)) as served, served.connect() as client:
         for _ in range(2):
