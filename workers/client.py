@@ -415,13 +415,13 @@ class ThreadClient:
             self._changed.notify_all()
 
     def _forked(self) -> None:
-        """In a child of fork: the pool knows nothing of this process, and its descriptors are the parent's."""
+        """In a child of fork, where none of the parent's threads is there to unlock what it had locked."""
         connection, self._connection = self._connection, None
         self._closing = True
+        self._reader = threading.Lock()
+        self._changed = threading.Condition()
         if connection is not None:
-            if connection.core is not None:
-                connection.core.disown()
-            connection.close()
+            connection.forked()
 
 
 def _wake(tasks: list[Task]) -> None:

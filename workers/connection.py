@@ -216,9 +216,19 @@ class Connection:
 
     def close(self) -> None:
         """Give everything back. Nobody may be reading `reply`."""
+        self._let_go()
+        self.link.close()
+
+    def forked(self) -> None:
+        """In a child of fork: the pool knows nothing of this process, and everything here is the parent's."""
+        if self.core is not None:
+            self.core.disown()
+        self._let_go()
+        self.link.forked()
+
+    def _let_go(self) -> None:
         self.ready = False
         self.lost = True
-        self.link.close()
         self._close_queues()
         if self.reply >= 0:
             self._blind(self._reply_write)

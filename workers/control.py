@@ -12,6 +12,7 @@ that go with it. Only the pool listens, in a private directory, and only for its
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -25,6 +26,8 @@ from workers.status import ModelStatus, State
 
 MAX_PACKET = 128 * 1024
 MAX_FDS = 8
+_LATER = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+"""What the system may be short of for a moment: too many descriptors on their way, no memory."""
 NONSENSE = (LookupError, TypeError, ValueError, RecursionError, OSError)
 """What hearing and heeding the other side can raise when it speaks nonsense, or when descriptors have run out."""
 
@@ -297,12 +300,12 @@ class Link:
                 send(self.sock, message, fds)
             except BlockingIOError:
                 return False
-            except OSError:
+            except OSError as error:
+                if error.errno in _LATER:
+                    return False
                 # The other end is gone; its end of file is dealt with where the socket is read.
-                pass
             self._waiting.popleft()
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         return True
 
     @property
@@ -316,8 +319,15 @@ class Link:
 
     def close(self) -> None:
         with self._sending:
-            for _, fds in self._waiting:
-                for fd in fds:
-                    os.close(fd)
-            self._waiting.clear()
-            self.sock.close()
+            self._close()
+
+    def forked(self) -> None:
+        """Close it in a child of fork, where a thread that was just sending has left its lock locked for ever."""
+        self._sending = threading.Lock()
+        self._close()
+
+    def _close(self) -> None:
+        for _, fds in self._waiting:
+            close_all(fds)
+        self._waiting.clear()
+        self.sock.close()

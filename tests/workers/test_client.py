@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import signal
 import threading
 import time
@@ -624,6 +625,30 @@ if not PATCHED:
         assert future.result()["ms"] == 1
         assert settled.result()["y"] == 5
         assert waiter.result()["ms"] == 2  # type: ignore[index]
+
+    def test_a_fork_while_other_threads_hold_every_lock_hangs_nobody(client: Driver) -> None:
+        connection = client._connection
+        assert connection is not None
+        with connection.link._sending, client._changed, client._reader:
+            child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                client.wait_introduced(0)
+                client.predict("echo", {"x": x(1)})
+            except PoolLost:
+                client.close()
+                status = 0
+            finally:
+                os._exit(status)
+        gone = select.poll()
+        pidfd = os.pidfd_open(child)
+        gone.register(pidfd)
+        if not gone.poll(5000):
+            os.kill(child, signal.SIGKILL)
+        os.close(pidfd)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
 
     def test_a_forked_child_does_not_hold_the_pools_end_up() -> None:
         with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
