@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import pwd
 import resource
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
-from workers import log
+from workers import launch, log
 from workers.config import ConfigError, load
 from workers.pool import CannotStart, Pool
 
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     log.start("%(asctime)s %(levelname)s pool %(message)s")
     try:
         config = load(os.environ.get("HEADRACE_CONFIG") or None)
-        lock = _lock(Path(socket_path).with_suffix(".lock"))
+        lock = launch.lock(Path(socket_path).with_suffix(".lock"))
     except (ConfigError, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
@@ -71,17 +70,6 @@ def _become(user: int | None, group: int | None) -> None:
             entry = pwd.getpwuid(user)
             os.initgroups(entry.pw_name, entry.pw_gid if group is None else group)
         os.setuid(user)
-
-
-def _lock(path: Path) -> int:
-    """Hold the lock file for as long as this process lives; -1 if another process does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return -1
-    return fd
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from struct import Struct
 
 from workers.arena import NotEnoughMemory, available_bytes
 from workers.config import PoolConfig
@@ -29,6 +30,11 @@ LIFELINE_FD = 3
 RETRY_S = 1.0
 YOUNG_S = 60.0
 LONGEST_SOCKET_PATH = 107
+LONGEST_WAIT_S = 8.0
+SOON_S = 30.0
+"""A pool that ends by itself before that could not start."""
+_FLOCK = Struct("hhqqi0q")  # the system's: type, whence, start, length, process
+_WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 __all__ = ["Embedded", "NotEnoughMemory", "check_memory", "current", "prepare"]
 
@@ -44,19 +50,21 @@ class Embedded:
         self._group = group
         self.socket_path = str(directory / "pool.sock")
         self._lifeline_read, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
-        self._owner = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._children: list[tuple[int, int]] = []
+        # It appears under its name when it is locked: free, it means that its holder is gone.
+        self._owner = lock(directory / "owner.new")
+        os.rename(directory / "owner.new", directory / "owner.lock")
+        self._children: list[tuple[int, int, float]] = []
         self._last_start = -RETRY_S
+        self._wait_s = RETRY_S
 
     def ensure(self) -> None:
         """Start the pool if none lives. Returns at once; callers try to connect again a little later."""
         self._reap()
         now = time.monotonic()
-        if now - self._last_start < RETRY_S or locked(self.directory / "pool.lock"):
+        if now - self._last_start < self._wait_s or locked(self.directory / "pool.lock"):
             return
         self._last_start = now
-        self._children.append((os.getpid(), self._spawn()))
+        self._children.append((os.getpid(), self._spawn(), now))
 
     def _spawn(self) -> int:
         # posix_spawn: a program of its own, from whatever process this is, without a copy of its memory, and
@@ -82,17 +90,26 @@ class Embedded:
 
     def _reap(self) -> None:
         for child in list(self._children):
-            parent, pid = child
+            parent, pid, started = child
             try:
-                gone = parent != os.getpid() or os.waitpid(pid, os.WNOHANG)[0] == pid
+                gone, status = os.waitpid(pid, os.WNOHANG) if parent == os.getpid() else (pid, 0)
             except ChildProcessError:
-                gone = True
-            if gone:
+                gone, status = pid, 0
+            if gone == pid:
                 self._children.remove(child)
+                lasted_s = time.monotonic() - started
+                self._wait_s = next_wait_s(self._wait_s, os.waitstatus_to_exitcode(status), lasted_s)
 
     def remove(self) -> None:
         """The web server ends: its directory goes."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def next_wait_s(wait_s: float, status: int, lasted_s: float) -> float:
+    """Seconds between two starts, after one that ended with `status`: more and more while the pool cannot start."""
+    if status > 0 and lasted_s < SOON_S:
+        return min(2 * wait_s, LONGEST_WAIT_S)
+    return RETRY_S
 
 
 def prepare(user: int | None = None, group: int | None = None) -> Embedded:
@@ -135,19 +152,35 @@ def check_memory(config: PoolConfig, web_processes: int) -> None:
         )
 
 
-def locked(path: Path) -> bool:
-    """Somebody alive holds the lock file."""
+def lock(path: Path) -> int:
+    """Hold the lock file: until the last process that has the descriptor which is returned, inherited or not, has
+    closed it. -1 if another holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
     except BlockingIOError:
+        os.close(fd)
+        return -1
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def locked(path: Path) -> bool:
+    """Somebody alive holds the lock file, or it is another user's. Asked without taking the lock for a moment, in
+    which whoever wants it would find it taken."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
         return True
+    try:
+        found: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0]
     finally:
         os.close(fd)
-    return False
+    return found != fcntl.F_UNLCK
 
 
 def _sweep(root: Path, prefix: str) -> None:
