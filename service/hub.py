@@ -32,7 +32,6 @@ TICK_S = 0.05
 RECONNECT_S = 0.1
 TROUBLE_S = 1.0  # until the next try after a failure nobody foresaw
 READ_SIZE = 65536
-_POLLRDHUP = 0x2000
 _READ = 1  # a watcher's "readable"
 
 _raw_socket = monkey.get_original("socket", "socket")
@@ -225,21 +224,7 @@ class HubClient:
         connection.flush()
         _wake(core.expire(time.monotonic_ns()))
         if self._callers:
-            self._find_gone(core)
-
-    def _find_gone(self, core: ClientCore) -> None:
-        """Cancel the tasks whose caller has closed its connection. One system call for all of them."""
-        poll = _raw_poll()
-        tasks: dict[int, Task] = {}
-        for task, caller in self._callers.items():
-            fd = caller.fileno()
-            if fd >= 0:
-                tasks[fd] = task
-                poll.register(fd, _POLLRDHUP)
-        for fd, _ in poll.poll(0):
-            task = tasks[fd]
-            if core.abandon(task, Cancelled("the client has gone")):
-                _wake([task])
+            _wake(connection.cancel_gone(self._callers, _raw_poll()))
 
     def _lose(self, connection: Connection) -> None:
         self._connection = None

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from types import TracebackType
 
@@ -196,6 +196,7 @@ class ThreadClient:
         self._connection: Connection | None = None
         self._reader = threading.Lock()
         self._followers: dict[threading.Event, None] = {}
+        self._callers: dict[Task, socket.socket] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._keeper = threading.Thread(target=self._keep, name="headrace client", daemon=True)
@@ -272,8 +273,12 @@ class ThreadClient:
         deadline: float | None = None,
         caller: socket.socket | None = None,
     ) -> dict[str, Array]:
-        """`submit` and wait. `caller` is not watched by this client."""
-        return self.submit(model, inputs, deadline=deadline).result()
+        """`submit` and wait; `Cancelled` once the peer of `caller`, the connection of whoever asked, has gone."""
+        future = self.submit(model, inputs, deadline=deadline)
+        if caller is None:
+            return future.result()
+        with self._watching(future, caller):
+            return future.result()
 
     def predict_body(
         self,
@@ -284,7 +289,19 @@ class ThreadClient:
         deadline: float | None = None,
         caller: socket.socket | None = None,
     ) -> bytes:
-        return self.submit_body(model, body, codec, deadline=deadline).body()
+        future = self.submit_body(model, body, codec, deadline=deadline)
+        if caller is None:
+            return future.body()
+        with self._watching(future, caller):
+            return future.body()
+
+    @contextlib.contextmanager
+    def _watching(self, future: Future, caller: socket.socket) -> Iterator[None]:
+        self._callers[future._task] = caller
+        try:
+            yield
+        finally:
+            del self._callers[future._task]
 
     def close(self) -> None:
         """Give everything back; whoever still waits gets `PoolLost`."""
@@ -390,9 +407,11 @@ class ThreadClient:
             if core is None:
                 continue
             connection.flush()
-            expired = core.expire(time.monotonic_ns())
-            if expired:
-                _wake(expired)
+            over = core.expire(time.monotonic_ns())
+            if self._callers:
+                over += connection.cancel_gone(dict(self._callers), select.poll())
+            if over:
+                _wake(over)
                 connection.nudge()
             if core.under_way and self._reader.acquire(blocking=False):
                 try:

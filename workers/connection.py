@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import socket
 import termios
 import time
@@ -20,7 +21,7 @@ from struct import Struct
 from workers import control
 from workers.arena import Arena, no_pause
 from workers.core import ClientCore, Task
-from workers.errors import Draining, Overloaded, PoolLost
+from workers.errors import Cancelled, Draining, Overloaded, PoolLost
 from workers.model import Array
 from workers.records import FRAME, RECORD_SIZE
 from workers.status import ModelStatus
@@ -28,6 +29,7 @@ from workers.status import ModelStatus
 CLOCKS_APART_NS = 10_000_000_000
 FOREVER_S = 9e9
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_POLLRDHUP = 0x2000
 _COUNT = Struct("i")
 _NO_COUNT = bytes(_COUNT.size)
 
@@ -200,6 +202,21 @@ class Connection:
         self.ready = True
 
     # Keeping.
+
+    def cancel_gone(self, callers: Mapping[Task, socket.socket], poll: select.poll) -> list[Task]:
+        """Cancel the tasks whose caller has hung up, or has ended its side, which looks the same; those that somebody
+        waited for until now. One system call, on a new `poll`, for all of them."""
+        core = self.core
+        if core is None:
+            return []
+        watched: dict[int, list[Task]] = {}
+        for task, caller in callers.items():
+            fd = caller.fileno()
+            if fd >= 0:
+                watched.setdefault(fd, []).append(task)
+                poll.register(fd, _POLLRDHUP)
+        gone = [task for fd, _ in poll.poll(0) for task in watched[fd]]
+        return [task for task in gone if core.abandon(task, Cancelled("the client has gone"))]
 
     def nudge(self) -> None:
         """Wake whoever is blocked in reading the reply pipe, by a frame that means nothing."""

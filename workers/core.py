@@ -62,10 +62,11 @@ _TEXTS: dict[int, tuple[type[PoolError], str]] = {
 class ModelView:
     """A model as one client sees it: the pool's last word of it, and what follows from its specs."""
 
-    __slots__ = ("checks", "closed", "private", "row_room", "status")
+    __slots__ = ("abandoned", "checks", "closed", "private", "row_room", "status")
 
     def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
         self.private = private
+        self.abandoned: set[int] = set()  # sequence numbers of tasks that nobody waits for, and no final frame yet
         self.update(status)
 
     def update(self, status: ModelStatus) -> None:
@@ -84,7 +85,8 @@ class ModelView:
         """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
         if self.closed is not None:
             raise from_code(*self.closed)
-        if depth >= self.status.max_queue:
+        # What was given up takes up no worker's time: with a queue full of that, the next is soon at work.
+        if depth - len(self.abandoned) >= self.status.max_queue:
             raise Overloaded(f"the queue of model {self.status.name!r} is full")
 
 
@@ -104,9 +106,25 @@ class Task:
     """One unit of work and the slot it holds. `outcome` is the slot's final state once it is known, `error` why
     nobody waits for it any more, or how it failed; each of `wakes` is called when either is there."""
 
-    __slots__ = ("base", "cls", "codec", "deadline_ns", "error", "index", "outcome", "seq", "slot", "spill", "wakes")
+    __slots__ = (
+        "base",
+        "cls",
+        "codec",
+        "deadline_ns",
+        "error",
+        "index",
+        "model",
+        "outcome",
+        "seq",
+        "slot",
+        "spill",
+        "wakes",
+    )
 
-    def __init__(self, slot: int, cls: int, index: int, base: int, seq: int, deadline_ns: int, codec: int) -> None:
+    def __init__(
+        self, model: ModelView, slot: int, cls: int, index: int, base: int, seq: int, deadline_ns: int, codec: int
+    ) -> None:
+        self.model = model
         self.slot = slot
         self.cls = cls
         self.index = index
@@ -247,6 +265,7 @@ class ClientCore:
         """The record never got into a queue."""
         self._open.pop(task.seq, None)
         if self._tasks.pop(task.seq, None) is not None:
+            task.model.abandoned.discard(task.seq)
             self._give_back(task)
 
     def _lease(
@@ -277,7 +296,7 @@ class ClientCore:
             if slot < 0:
                 raise Overloaded("every slot is taken")
         seq = next(self._seqs)
-        task = Task(slot, k, slot - arena.firsts[k], arena.bases[slot], seq, deadline_ns, codec)
+        task = Task(model, slot, k, slot - arena.firsts[k], arena.bases[slot], seq, deadline_ns, codec)
         if spill:
             try:
                 fd = reserve("headrace-spill", max(size, 1), pause)
@@ -371,6 +390,7 @@ class ClientCore:
             self._drop_spill(task)
             task.spill = outputs
         if self._open.pop(seq, None) is None:
+            task.model.abandoned.discard(seq)
             self._give_back(task)
             return
         # In this order: who sees the outcome may release it at once.
@@ -395,11 +415,16 @@ class ClientCore:
 
     def abandon(self, task: Task, error: PoolError) -> bool:
         """Nobody waits for the task any more; true if somebody did until now. It is not run if it has not begun."""
-        if self._open.pop(task.seq, None) is None:
+        seq = task.seq
+        if self._open.pop(seq, None) is None:
             return False
+        task.model.abandoned.add(seq)
+        if seq not in self._tasks:
+            # The thread that was heeding its final frame may have looked there before.
+            task.model.abandoned.discard(seq)
         task.error = error
         try:
-            self.arena.words[(task.base >> 3) + CONTROL] = task.seq << 8 | CANCEL
+            self.arena.words[(task.base >> 3) + CONTROL] = seq << 8 | CANCEL
         except ValueError:
             if self.arena.fd >= 0:
                 raise

@@ -8,6 +8,7 @@ import math
 import os
 import select
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -381,6 +382,43 @@ def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Busy)
     busy.end()
     until(lambda: core(client).under_way == 0, "none of them is run", 5)
     client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=time.monotonic() + 5)
+
+
+def test_a_queue_full_of_what_was_given_up_takes_the_next(client: Driver, busy: Busy) -> None:
+    pending = [Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)}) for _ in range(4)]
+    wait_depth(client, "slow", 5)
+    with pytest.raises(Overloaded):
+        client.admit("slow")
+    for one in pending:
+        one.give_up()
+    for one in pending:
+        assert isinstance(one.call.failure(0.5), Cancelled)
+        one.close()
+    call = predicting(client, "slow", ms=np.array([7.0], np.float32))
+    wait_depth(client, "slow", 6)
+    busy.end()
+    assert call.result(5)["ms"] == 7  # type: ignore[index]
+
+
+@pytest.mark.parametrize("how", ["closed", "ended its side"])
+def test_a_task_whose_caller_has_gone_is_cancelled(client: Driver, busy: Busy, how: str) -> None:
+    """One that has only ended its side is taken to have gone, too: the two cannot be told apart before an answer."""
+    (stays, other), (goes, end) = socket.socketpair(), socket.socketpair()
+    inputs = {"ms": np.array([7.0], np.float32)}
+    staying = Call(lambda: client.predict("slow", inputs, caller=stays))
+    going = [Call(lambda: client.predict("slow", inputs, caller=goes)) for _ in range(2)]
+    wait_depth(client, "slow", 4)
+    if how == "closed":
+        end.close()
+    else:
+        end.shutdown(socket.SHUT_WR)
+    for call in going:
+        assert isinstance(call.failure(0.5), Cancelled)
+    assert not staying.over
+    busy.end()
+    assert staying.result(5)["ms"] == 7  # type: ignore[index]
+    for one in (stays, other, goes, end):
+        one.close()
 
 
 # Pools come and go.

@@ -218,6 +218,7 @@ def test_threads_that_settle_abandon_and_release_at_once_give_back_each_slot_onc
             gate.wait(20)
             gate.wait(20)
             assert (pair.core.leased, pair.core.under_way) == (0, 0)
+            assert not pair.core.model("a").abandoned
     finally:
         sys.setswitchinterval(switch)
         gate.abort()
@@ -392,6 +393,25 @@ def test_slots_kept_for_a_model_come_back_to_it() -> None:
         assert len({pair.submit("a")[1].slot for _ in range(2)}) == 2
     finally:
         pair.close()
+
+
+@pytest.mark.parametrize("how", ["expire", "cancel"])
+def test_a_queue_full_of_what_was_given_up_is_not_full(pair: Pair, how: str) -> None:
+    view = pair.core.model("a")
+    sent = [pair.submit(deadline_ns=5) for _ in range(3)]
+    with pytest.raises(Overloaded):
+        view.admit(3)
+    if how == "expire":
+        pair.core.expire(5)
+    else:
+        pair.core.abandon(sent[0][0], Cancelled())
+    view.admit(3)
+    for task, record in sent:
+        pair.core.receive(pair.outcome(record, SlotState.CANCELLED))
+        pair.core.release(task)
+    with pytest.raises(Overloaded):
+        view.admit(3)
+    assert not view.abandoned
 
 
 def test_admission_follows_the_pools_last_word() -> None:
