@@ -32,6 +32,8 @@ log = logging.getLogger("headrace.worker")
 LOOK_NS = 50_000_000
 """How often a worker that never runs dry looks at its control socket."""
 HOLD_BACK_S = 0.001
+WARM_NS = 1_000_000
+"""How long a replica that has just run a batch goes before the others: its caches still hold the weights."""
 _QUEUED, _RUNNING, _DONE, _CANCELLED, _EXPIRED = (
     int(SlotState.QUEUED),
     int(SlotState.RUNNING),
@@ -76,6 +78,7 @@ class Worker:
         self._max_delay_ns = max_delay_ns
         self._clients: dict[int, Client] = {}
         self._dropped: list[int] = []
+        self._warm_until = 0
         self._layouts = Layouts()
         self._outcomes = Outcomes(model, inbox, link, self._layouts, spill_limit)
         self._next_look = 0
@@ -135,7 +138,8 @@ class Worker:
                 rows += self._inbox.rows(held, came)
                 held += came
         finally:
-            self._board.words[self._index] = 0
+            # What is left of its precedence, if nothing came, runs out by itself.
+            self._board.words[self._index] = self._warm_until
         return held
 
     def _claim_gathering(self) -> bool:
@@ -150,7 +154,7 @@ class Worker:
                 other = board.first_busy(index, now)
                 if other < 0:
                     return True
-                board.words[index] = 0
+                board.words[index] = self._warm_until = 0
                 if other < index:
                     break
         if self._depth() >= self._max_batch:
@@ -295,9 +299,9 @@ class Worker:
         control.send(self._link, control.NeedArena(memory))
         while True:
             message, fds = self._hear()
-            if isinstance(message, control.ArenaDead) and message.arena == memory:
+            if isinstance(message, control.ArenaDead) and message.memory == memory:
                 return []
-            if isinstance(message, control.ArenaIs) and message.arena == memory:
+            if isinstance(message, control.ArenaIs) and message.memory == memory:
                 if len(fds) != count:
                     raise Crippled(f"{count} descriptors were sent, and {len(fds)} could be received")
                 return fds
@@ -336,6 +340,10 @@ class Worker:
                 return
             self._outcomes.fail(tasks[0], self._as_pool_error(error))
             return
+        if self._max_delay_ns:
+            # Before the answers go out, for they bring the next tasks.
+            self._warm_until = time.monotonic_ns() + WARM_NS
+            self._board.words[self._index] = self._warm_until
         if len(parts) == 1:
             self._outcomes.answer(tasks, outputs)
         else:
