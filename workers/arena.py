@@ -1,6 +1,6 @@
 """An arena: the shared memory of one web process, cut into slots of a few sizes.
 
-It is a nameless memory file, so that the kernel frees it whatever is killed, reserved and touched at start, so
+It is a nameless memory file, so that the kernel frees it whatever is killed, reserved at start, so
 that no write can meet a full machine later. The first page is the header; its words say how the rest is cut, so
 that whoever is given the descriptor needs nothing else. Words are read and written only as aligned 8-byte items
 of a `memoryview.cast("Q")`: single loads and stores, never torn.
@@ -130,7 +130,8 @@ def no_pause() -> None: ...
 
 
 def reserve(name: str, size: int, pause: Callable[[], object] = no_pause) -> int:
-    """A memory file of `size` bytes whose pages are all there: the memory is checked for, taken and touched now.
+    """A memory file of `size` bytes that are taken now, so that no write to it finds the machine full later; they are
+    zeros, and mapped nowhere yet. `NotEnoughMemory` if they, or a descriptor, are not to be had.
 
     `pause` is called between two steps; what it raises gives everything back.
     """

@@ -6,7 +6,7 @@ that go with it. Only the pool listens, in a private directory, and only for its
     client and pool    Welcome → Register → Queue, Status … (again at every change); Spill, DropSpill; SpilledTo;
                        CloseQueues → QueuesClosed
     pool and worker    Equip, → NeedWeights → BuildWeights → BuiltWeights → Weights, → Loaded or LoadFailed,
-                       → NeedArena → ArenaIs or ArenaDead; DropArena; Spilled →; Stop
+                       → NeedArena → ArenaIs or ArenaDead; DropArena; Spilled →
 """
 
 from __future__ import annotations
@@ -100,9 +100,6 @@ class QueuesClosed:
 class Equip:
     """Pool to worker, with the read end of the queue, the inbox and the model's board."""
 
-    index: int
-    replicas: int
-
 
 @dataclass(frozen=True, slots=True)
 class NeedWeights:
@@ -140,19 +137,23 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class NeedArena:
-    arena: int
+    """Worker to pool. `memory`: the id of an arena or of an input spill that it meets for the first time."""
+
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaIs:
     """With the memory, and for an arena (not a spill) the write end of its reply pipe."""
 
-    arena: int
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaDead:
-    arena: int
+    """Pool to worker: whoever owned that memory is gone, or has no more use for it."""
+
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +168,6 @@ class Spilled:
     arena: int
     slot: int
     seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
 
 
 Message = (
@@ -197,7 +193,6 @@ Message = (
     | ArenaDead
     | DropArena
     | Spilled
-    | Stop
 )
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 

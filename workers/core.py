@@ -406,9 +406,6 @@ class ClientCore:
             if task.deadline_ns <= now_ns and self.abandon(task, DeadlineExceeded("no answer within the deadline"))
         ]
 
-    def next_deadline_ns(self) -> int | None:
-        return min((task.deadline_ns for task in list(self._open.values())), default=None)
-
     def lose(self) -> list[Task]:
         """The pool is gone, and with it whatever was under way."""
         return [task for task in list(self._open.values()) if self.abandon(task, PoolLost("the pool is gone"))]

@@ -76,10 +76,10 @@ class Replica:
             undo.callback(self._give_up)
             self.pidfd = os.pidfd_open(self.pid)
             undo.callback(os.close, self.pidfd)
-            self._equip(config.replicas, queue, board)
+            self._equip(queue, board)
             undo.pop_all()
 
-    def _equip(self, replicas: int, queue: int, board: Board) -> None:
+    def _equip(self, queue: int, board: Board) -> None:
         fds: list[int] = []
         try:
             fds.append(control.reopen(queue, os.O_RDONLY | os.O_NONBLOCK))
@@ -89,7 +89,7 @@ class Replica:
             for fd in fds:
                 os.close(fd)
             raise
-        self.link.send(control.Equip(self.index, replicas), fds)
+        self.link.send(control.Equip(), fds)
 
     def _give_up(self) -> None:
         self.kill()

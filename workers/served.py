@@ -265,7 +265,7 @@ class Served:
 
     def _heed(self, replica: Replica, message: control.Message, fds: list[int]) -> None:
         if isinstance(message, control.NeedArena):
-            self._unanswered.append((replica, message.arena))
+            self._unanswered.append((replica, message.memory))
             self._retry_unanswered()
         elif isinstance(message, control.Spilled):
             replica.forwarded.append((message.arena, message.slot, message.seq))
