@@ -27,13 +27,6 @@ ZOO = "tests.models.zoo:"
 SCORE: dict[str, object] = {"model": "workers.models.dense:Dense"}
 SMALL_ARENA: list[list[int]] = [[4096, 64], [65536, 8], [1048576, 4]]
 
-# How long each storm of kills lasts, how long a pool is frozen, how often all is started and killed, the seed of what
-# is random. Taken out of the environment, for to the service a name of this kind that it does not know is a mistake.
-STORM_S = float(os.environ.pop("HEADRACE_STORM_S", "4"))
-FROZEN_S = float(os.environ.pop("HEADRACE_FROZEN_S", "4"))
-ROUNDS = int(os.environ.pop("HEADRACE_ROUNDS", "6"))
-SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
-
 Models = Mapping[str, Mapping[str, object]]
 Response = tuple[int, dict[str, str], bytes]
 

@@ -15,7 +15,6 @@ import pytest
 from tests.e2e.clients import TAG, Clients, tagging
 from tests.e2e.stack import (
     APP,
-    FROZEN_S,
     ZOO,
     Stack,
     alive,
@@ -31,6 +30,7 @@ from tests.e2e.stack import (
     threads,
     titles,
 )
+from tests.lengths import FROZEN_S
 from tests.service.serving import PATIENCE_S, Client, start, until
 
 SLOW: dict[str, object] = {"model": ZOO + "Slow", "replicas": 2, "timeout_s": 20.0}

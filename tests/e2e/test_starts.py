@@ -18,7 +18,6 @@ import pytest
 from tests.e2e.clients import TAG, tagging
 from tests.e2e.stack import (
     APP,
-    ROUNDS,
     SCORE,
     ZOO,
     Models,
@@ -32,6 +31,7 @@ from tests.e2e.stack import (
     service,
     titles,
 )
+from tests.lengths import ROUNDS
 from tests.service.serving import PATIENCE_S, start, until
 
 GROUPS = Path("/sys/fs/cgroup/memory")

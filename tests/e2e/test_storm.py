@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.clients import TAG, Clients, tagging
-from tests.e2e.stack import SEED, STORM_S, Stack, every_web_process, fds, kill, service
+from tests.e2e.stack import Stack, every_web_process, fds, kill, service
+from tests.lengths import SEED, STORM_S
 from tests.service.serving import until
 
 BACK_S = 10.0

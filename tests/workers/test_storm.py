@@ -7,7 +7,6 @@ or a typed error, none is lost, and no slot stays out.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -20,12 +19,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from tests.lengths import SEED, STORM_S
 from tests.workers.drivers import Call, client_of
 from tests.workers.pools import ROOT, PoolProcess, alive, pool, send, until, wait_free, wait_replicas
 from workers import DeadlineExceeded, Overloaded, PoolError, ThreadClient, WorkerDied
 
-LENGTH_S = float(os.environ.get("HEADRACE_STORM_S", "5"))
-SEED = int(os.environ.get("HEADRACE_STORM_SEED") or random.SystemRandom().randrange(1 << 32))
 CALLERS = 8
 EXPECTED = {WorkerDied, DeadlineExceeded, Overloaded}
 """What a caller may get instead of an answer: nothing that means a fault of the pool's own."""
@@ -46,7 +44,7 @@ def running() -> Iterator[PoolProcess]:
 def storm(seed: int, strike: Callable[[random.Random], None]) -> None:
     """Strike at random instants until the time is over."""
     dice = random.Random(seed)
-    end = time.monotonic() + LENGTH_S
+    end = time.monotonic() + STORM_S
     pause = threading.Event()
     while time.monotonic() < end:
         pause.wait(dice.expovariate(6))
@@ -111,8 +109,8 @@ def test_killed_and_stopped_workers_cost_no_answer(running: PoolProcess) -> None
             ends += call.result()  # type: ignore[arg-type]
         deaths = sum(status.restarts for status in client.statuses().values())
         print(f"{deaths} deaths, {dict(ends)}")
-        assert deaths > LENGTH_S, "not much of a storm"
-        assert ends["right"] > 10 * LENGTH_S
+        assert deaths > STORM_S, "not much of a storm"
+        assert ends["right"] > 10 * STORM_S
         assert ends["right"] > 0.9 * ends.total()
         wait_free(client)
         wait_replicas(client, *MODELS)

@@ -1,0 +1,17 @@
+"""How long the tests take that can take any time, from the environment; short by default.
+
+Taken out of the environment, for to the service a `HEADRACE_` name that it does not know is a mistake.
+"""
+
+from __future__ import annotations
+
+import os
+
+STORM_S = float(os.environ.pop("HEADRACE_STORM_S", "5"))
+"""Seconds of each storm of kills."""
+FROZEN_S = float(os.environ.pop("HEADRACE_FROZEN_S", "4"))
+"""Seconds that a pool is frozen."""
+ROUNDS = int(os.environ.pop("HEADRACE_ROUNDS", "20"))
+"""How often the whole service is started and killed."""
+SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
+"""Of everything random in a storm; tests print it."""
