@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import socket
+import termios
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import pytest
 from tests.service.serving import Served, children, gunicorn, until
 from tests.workers.pools import PoolProcess, pool
 from workers import ThreadClient
+from workers.records import RECORD_SIZE
 
 APP = "service:create_app()"
 SERVERS = {
@@ -23,7 +26,6 @@ SERVERS = {
     "gthread": ("-k", "gthread", "--threads", "8"),
     "sync": ("-k", "sync"),
 }
-SCORE = b'POST /score HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 11\r\n\r\n{"x":[1,2]}'
 
 
 @pytest.fixture
@@ -64,6 +66,33 @@ def test_a_web_process_connects_before_its_first_request_and_a_silent_pool_hangs
 
 
 @pytest.mark.parametrize("server", ["gevent", "gthread"])
+def test_what_a_caller_that_has_left_had_asked_for_is_not_run(server: str) -> None:
+    with pool({"score": {"model": "Slow", "max_batch": 1}}) as running, ThreadClient(running.socket_path) as client:
+        client.wait_ready()
+        with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
+            with served.connect() as first:
+                first.send(scoring(b'{"ms":1000}'))
+                with served.connect() as leaving:
+                    leaving.send(scoring(b'{"ms":20000}'))
+                    until(lambda: queued(client) == 1, "it waits behind the first")
+                assert first.response()[0] == 200
+            started = time.monotonic()
+            assert served.exchange(scoring(b'{"ms":0}'))[9:12] == b"200"
+            assert time.monotonic() - started < 5
+
+
+def queued(client: ThreadClient) -> int:
+    """Records in the model's queue, from whatever client."""
+    assert client._connection is not None
+    depth = fcntl.ioctl(client._connection._queues["score"], termios.FIONREAD, bytes(4))
+    return int.from_bytes(depth, "little") // RECORD_SIZE
+
+
+def scoring(body: bytes) -> bytes:
+    return b"POST /score HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize("server", ["gevent", "gthread"])
 def test_a_process_out_of_descriptors_connects_once_it_has_some(tmp_path: Path, server: str) -> None:
     path = str(tmp_path / "pool.sock")
     with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": path}) as served:
@@ -86,7 +115,9 @@ def test_a_process_out_of_descriptors_connects_once_it_has_some(tmp_path: Path, 
 
 def statuses_at_once(served: Served, requests: int) -> list[bytes]:
     with ThreadPoolExecutor(requests) as threads:
-        return [answer[9:12] for answer in threads.map(lambda _: served.exchange(SCORE), range(requests))]
+        return [
+            answer[9:12] for answer in threads.map(lambda _: served.exchange(scoring(b'{"x":[1,2]}')), range(requests))
+        ]
 
 
 def lowest_free(pid: int) -> int:
