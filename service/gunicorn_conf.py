@@ -50,6 +50,12 @@ def on_exit(arbiter: Any) -> None:
     master.clean_up()
 
 
+def post_fork(arbiter: Any, worker: Any) -> None:
+    from service import log  # not before: the master must not load what it leads to
+
+    log.start()
+
+
 def post_worker_init(worker: Any) -> None:
     if "service.connect" in sys.modules:
         from service.connect import open_clients

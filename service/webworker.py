@@ -80,12 +80,6 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self._quick = False
         self._notified = 0.0
 
-    def init_process(self) -> None:
-        from service import log  # not before: the master must not load what it leads to
-
-        log.start()
-        super().init_process()
-
     def run(self) -> None:
         self._settings = Settings.from_env(os.environ)
         self._tls = gunicorn_sock.ssl_context(self.cfg) if self.cfg.is_ssl else None

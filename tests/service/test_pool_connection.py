@@ -50,6 +50,7 @@ def running() -> Iterator[PoolProcess]:
 def test_the_first_requests_of_a_fresh_process_find_the_pool(running: PoolProcess, server: str) -> None:
     with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
         assert statuses_at_once(served, 8) == [b"200"] * 8
+        until(lambda: served.log().count("POST /score -> 200 ") == 8, "each has its line in the log")
 
 
 @pytest.mark.parametrize("server", ["gevent", "preloaded"])
