@@ -8,6 +8,7 @@ of a `memoryview.cast("Q")`: single loads and stores, never torn.
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -126,6 +127,29 @@ class Arena:
         self.map = CLOSED_MAP
 
 
+class Spill:
+    """A one-off memory file: inputs that no slot holds on their way in, or outputs on their way out. It owns `fd`,
+    also if it cannot be made for lack of memory or descriptors (`OSError`)."""
+
+    __slots__ = ("fd", "id", "map")
+
+    def __init__(self, spill_id: int, fd: int) -> None:
+        self.id = spill_id
+        self.fd = fd
+        try:
+            self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        # If views are still out, the last of them unmaps it.
+        self.map = CLOSED_MAP
+        if fd >= 0:
+            os.close(fd)
+
+
 def no_pause() -> None: ...
 
 
@@ -159,6 +183,29 @@ def reserve(name: str, size: int, pause: Callable[[], object] = no_pause) -> int
             os.close(fd)
         raise
     return fd
+
+
+def copy_in(target: mmap.mmap | memoryview, at: int, body: bytes | memoryview, pause: Callable[[], object]) -> None:
+    """Copy `body` to byte `at` of `target`, with a pause between two steps."""
+    view = memoryview(body)
+    for start in range(0, len(view), STEP):
+        if start:
+            pause()
+        piece = view[start : start + STEP]
+        target[at + start : at + start + len(piece)] = piece
+
+
+def copy_out(source: mmap.mmap, at: int, size: int, pause: Callable[[], object]) -> bytes:
+    """A copy of `size` bytes from byte `at` on, with a pause between two steps."""
+    if size <= STEP:
+        return source[at : at + size]
+    # Grown in place, and given away without another copy.
+    copy = io.BytesIO()
+    for start in range(0, size, STEP):
+        if start:
+            pause()
+        copy.write(source[at + start : at + min(start + STEP, size)])
+    return copy.getvalue()
 
 
 def available_bytes() -> int:

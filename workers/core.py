@@ -13,14 +13,13 @@ in `_open` while somebody waits for that, then in `_settled` until its answer is
 
 from __future__ import annotations
 
-import io
 import itertools
 import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from workers.arena import CLOSED_MAP, OVERFLOW, STEP, Arena, NotEnoughMemory, no_pause, reserve
+from workers.arena import OVERFLOW, Arena, NotEnoughMemory, Spill, copy_in, copy_out, no_pause, reserve
 from workers.codecs import CODECS
 from workers.errors import (
     Cancelled,
@@ -37,12 +36,21 @@ from workers.errors import (
     from_code,
 )
 from workers.model import Array
-from workers.records import CANCEL, CONTROL, INPUT, OUTPUT, RECORD, SLOT_HEADER, STATE, FrameReader, SlotState
-from workers.status import ModelStatus, State
-from workers.tensors import InputChecks, Layout, Layouts, align
-
-ERROR_ROOM = 1024
-"""Bytes kept free in every slot behind the inputs, so that a failure's text always fits."""
+from workers.modelview import ModelView
+from workers.records import (
+    CANCEL,
+    CONTROL,
+    ERROR_ROOM,
+    INPUT,
+    OUTPUT,
+    RECORD,
+    SLOT_HEADER,
+    STATE,
+    FrameReader,
+    SlotState,
+)
+from workers.status import ModelStatus
+from workers.tensors import Layout, Layouts, align
 
 _QUEUED, _DONE, _SPILLED, _FAILED = (
     int(SlotState.QUEUED),
@@ -57,49 +65,6 @@ _TEXTS: dict[int, tuple[type[PoolError], str]] = {
     SlotState.NOT_READY: (NotReady, "the model is not ready"),
     SlotState.DRAINING: (Draining, "the pool is draining"),
 }
-
-
-class ModelView:
-    """A model as one client sees it: the pool's last word of it, and what follows from its specs."""
-
-    __slots__ = ("abandoned", "checks", "closed", "private", "row_room", "status")
-
-    def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
-        self.private = private
-        self.abandoned: set[int] = set()  # sequence numbers of tasks that nobody waits for, and no final frame yet
-        self.update(status)
-
-    def update(self, status: ModelStatus) -> None:
-        self.status = status
-        self.closed = _closed(status)
-        self.checks = InputChecks(status.inputs, status.max_batch)
-        # Bytes of one row of outputs; where a length is open, as much as the inputs take is tried first.
-        self.row_room: int | None = 0
-        for spec in status.outputs:
-            if -1 in spec.shape:
-                self.row_room = None
-                break
-            self.row_room += spec.zeros(1).nbytes + 64
-
-    def admit(self, depth: int) -> None:
-        """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
-        if self.closed is not None:
-            raise from_code(*self.closed)
-        # What was given up takes up no worker's time: with a queue full of that, the next is soon at work.
-        if depth - len(self.abandoned) >= self.status.max_queue:
-            raise Overloaded(f"the queue of model {self.status.name!r} is full")
-
-
-def _closed(status: ModelStatus) -> tuple[str, str] | None:
-    """Code and text of why the model takes no tasks in its present state; None if it does."""
-    if status.state in (State.READY, State.RESTARTING):
-        return None
-    if status.state is State.REFUSED:
-        return status.code, status.reason
-    if status.state is State.DRAINING:
-        return Draining.code, "the pool is draining"
-    why = f": {status.reason}" if status.reason else ""
-    return NotReady.code, f"model {status.name!r} is {status.state.value}{why}"
 
 
 class Task:
@@ -136,29 +101,6 @@ class Task:
         self.error: PoolError | None = None
         self.spill: Spill | None = None
         self.wakes: list[Callable[[], object]] = []
-
-
-class Spill:
-    """A one-off memory file: inputs that no slot holds on their way in, or outputs on their way out. It owns `fd`,
-    also if it cannot be made for lack of memory or descriptors (`OSError`)."""
-
-    __slots__ = ("fd", "id", "map")
-
-    def __init__(self, spill_id: int, fd: int) -> None:
-        self.id = spill_id
-        self.fd = fd
-        try:
-            self.map = mmap.mmap(fd, os.fstat(fd).st_size)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        # If views are still out, the last of them unmaps it.
-        self.map = CLOSED_MAP
-        if fd >= 0:
-            os.close(fd)
 
 
 class ClientCore:
@@ -251,9 +193,9 @@ class ClientCore:
         task = self._lease(model, size, size, deadline_ns, CODECS[codec].wire_id, pause)
         try:
             if task.spill is None:
-                _copy(self.arena.view, task.base + SLOT_HEADER, body, pause)
+                copy_in(self.arena.view, task.base + SLOT_HEADER, body, pause)
             else:
-                _copy(task.spill.map, 0, body, pause)
+                copy_in(task.spill.map, 0, body, pause)
         except BaseException:
             self._give_back(task)
             raise
@@ -461,9 +403,9 @@ class ClientCore:
         try:
             if task.outcome == _SPILLED:
                 spill = self._spill_of(task)
-                return _read(spill.map, 0, len(spill.map), pause)
+                return copy_out(spill.map, 0, len(spill.map), pause)
             word = self.arena.words[(task.base >> 3) + OUTPUT]
-            return _read(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
+            return copy_out(self.arena.map, task.base + (word >> 32), word & 0xFFFFFFFF, pause)
         except ValueError:
             self._raise_failure(task)
             raise
@@ -530,24 +472,3 @@ class ClientCore:
             if task.spill is not None:
                 task.spill.close()
         self.arena.close()
-
-
-def _copy(target: mmap.mmap | memoryview, at: int, body: bytes | memoryview, pause: Callable[[], object]) -> None:
-    view = memoryview(body)
-    for start in range(0, len(view), STEP):
-        if start:
-            pause()
-        piece = view[start : start + STEP]
-        target[at + start : at + start + len(piece)] = piece
-
-
-def _read(source: mmap.mmap, at: int, size: int, pause: Callable[[], object]) -> bytes:
-    if size <= STEP:
-        return source[at : at + size]
-    # Grown in place, and given away without another copy.
-    copy = io.BytesIO()
-    for start in range(0, size, STEP):
-        if start:
-            pause()
-        copy.write(source[at + start : at + min(start + STEP, size)])
-    return copy.getvalue()

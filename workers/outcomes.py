@@ -11,13 +11,12 @@ import socket
 from collections.abc import Callable, Mapping
 
 from workers import control
-from workers.arena import NotEnoughMemory, reserve
+from workers.arena import NotEnoughMemory, Spill, reserve
 from workers.codecs import BY_WIRE_ID
-from workers.core import ERROR_ROOM, Spill
 from workers.errors import ModelFailed, PoolError, code_of
 from workers.inbox import ENTRIES, FINISHED, Inbox
 from workers.model import Array, Model
-from workers.records import FRAME, OUTPUT, RECORD_WORDS, SlotState
+from workers.records import ERROR_ROOM, FRAME, OUTPUT, RECORD_WORDS, SlotState
 from workers.tasks import Task
 from workers.tensors import Layout, Layouts
 

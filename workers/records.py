@@ -31,6 +31,8 @@ assert RECORD.size == RECORD_SIZE and FRAME.size == FRAME_SIZE
 # client's, `OUTPUT` is written with the outcome.
 STATE, CONTROL, INPUT, OUTPUT = 0, 1, 2, 3
 SLOT_HEADER = 64
+ERROR_ROOM = 1024
+"""Bytes kept free in every slot behind the inputs, so that a failure's text always fits."""
 CANCEL = 1
 
 

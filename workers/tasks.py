@@ -6,8 +6,7 @@ import os
 
 import numpy as np
 
-from workers.arena import OVERFLOW, Arena
-from workers.core import Spill
+from workers.arena import OVERFLOW, Arena, Spill
 from workers.model import Array
 from workers.records import CANCEL, CONTROL, FRAMES_PER_WRITE, SLOT_HEADER
 from workers.tensors import Layout

@@ -15,10 +15,9 @@ import time
 from array import array
 
 from workers import control
-from workers.arena import CLOSED, Arena
+from workers.arena import CLOSED, Arena, Spill
 from workers.batching import gather_until, plan
 from workers.codecs import BY_WIRE_ID
-from workers.core import Spill
 from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused
 from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
 from workers.model import Model

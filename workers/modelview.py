@@ -1,0 +1,52 @@
+"""A model as one client sees it: whether it takes a task now, and how much room its answers need."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from workers.errors import Draining, NotReady, Overloaded, from_code
+from workers.status import ModelStatus, State
+from workers.tensors import InputChecks
+
+
+class ModelView:
+    """The pool's last word of a model, and what follows from its specs. `private`: slots kept apart for it, by size."""
+
+    __slots__ = ("abandoned", "checks", "closed", "private", "row_room", "status")
+
+    def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
+        self.private = private
+        self.abandoned: set[int] = set()  # sequence numbers of tasks that nobody waits for, and no final frame yet
+        self.update(status)
+
+    def update(self, status: ModelStatus) -> None:
+        self.status = status
+        self.closed = _closed(status)
+        self.checks = InputChecks(status.inputs, status.max_batch)
+        # Bytes of one row of outputs; where a length is open, as much as the inputs take is tried first.
+        self.row_room: int | None = 0
+        for spec in status.outputs:
+            if -1 in spec.shape:
+                self.row_room = None
+                break
+            self.row_room += spec.zeros(1).nbytes + 64
+
+    def admit(self, depth: int) -> None:
+        """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
+        if self.closed is not None:
+            raise from_code(*self.closed)
+        # What was given up takes up no worker's time: with a queue full of that, the next is soon at work.
+        if depth - len(self.abandoned) >= self.status.max_queue:
+            raise Overloaded(f"the queue of model {self.status.name!r} is full")
+
+
+def _closed(status: ModelStatus) -> tuple[str, str] | None:
+    """Code and text of why the model takes no tasks in its present state; None if it does."""
+    if status.state in (State.READY, State.RESTARTING):
+        return None
+    if status.state is State.REFUSED:
+        return status.code, status.reason
+    if status.state is State.DRAINING:
+        return Draining.code, "the pool is draining"
+    why = f": {status.reason}" if status.reason else ""
+    return NotReady.code, f"model {status.name!r} is {status.state.value}{why}"
