@@ -75,7 +75,15 @@ class Clients:
     def _cut(self, pid: int, began: float, error: OSError) -> None:
         if self.stopping:
             # Nobody is cut off by an end in order; a service that has been killed is another matter.
-            self._note("refused", failed=not isinstance(error, ConnectionRefusedError) and not self.killed)
+            if isinstance(error, ConnectionResetError) and not pid and not self.counts["closed upon"]:
+                # The kernel may take a connection in the instant between the last accept and the close: no server can
+                # tell. One, on a new connection, is that; more, or on a kept one, would be ours.
+                self._note("closed upon", failed=False)
+                return
+            refused = isinstance(error, ConnectionRefusedError)
+            self._note(
+                "refused" if refused else f"cut at the end: {error!r} by {pid}", failed=not refused and not self.killed
+            )
             return
         # On a new connection it is not known yet which process it is with.
         due = pid in self.killed or (not pid and any(began - 2.0 < at for at in self.killed.values()))

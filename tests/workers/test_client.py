@@ -651,7 +651,7 @@ if not PATCHED:
                         lost += 1
                 future.cancel()
                 del future, settled, ask
-                held = [target for target in targets(os.getpid()) if "headrace" in target]
+                held = [target for target in targets(os.getpid()) if target.startswith("/memfd:headrace")]
                 status = 0 if lost == 3 and not held else 2
             except BaseException:
                 traceback.print_exc()
