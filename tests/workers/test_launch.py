@@ -85,9 +85,8 @@ def test_a_directory_that_is_just_being_made_is_not_swept(tmp_path: Path) -> Non
             embedded = launch.Embedded(directory, os.geteuid(), os.getegid())
             assert (directory / "owner.lock").exists()
             close(embedded)
-    # A sweeper that was ended half-way leaves an empty one, which passes for one just being made until it is older.
+    # What a sweeper left half-swept when it was ended passes for one just being made, until it is older.
     for directory in tmp_path.iterdir():
-        assert list(directory.iterdir()) == []
         os.utime(directory, (0, 0))
     launch._sweep(tmp_path, "headrace-")
     assert list(tmp_path.iterdir()) == []
