@@ -162,22 +162,27 @@ def large_tensor(client: ThreadClient) -> None:
         np.copyto(shared, tensor)
         np.copyto(answer, shared)
 
-    def ours() -> None:
+    def in_place() -> None:
+        with client.submit("copy", {"x": tensor}).answer() as outputs:
+            assert outputs["y"][0, -1] == tensor[0, -1]
+
+    def copied_out() -> None:
         with client.submit("copy", {"x": tensor}).answer() as outputs:
             np.copyto(answer, outputs["y"])
 
-    rounds = []
-    times(ours, 20)
-    for _ in range(ROUNDS):
-        bare, through = median(times(floor, 50)), median(times(ours, 50))
-        rounds.append((through, bare, through / bare))
-    row(
-        "8 MiB tensor there and back",
-        f"{median(r[0] for r in rounds) * 1e3:.2f} ms",
-        f"memcpy in and out {median(r[1] for r in rounds) * 1e3:.2f} ms",
-        f"{median(r[2] for r in rounds):.2f} x",
-        "<= 2 x",
-    )
+    for what, ours in (("answer read in place", in_place), ("answer copied out", copied_out)):
+        rounds = []
+        times(ours, 20)
+        for _ in range(ROUNDS):
+            bare, through = median(times(floor, 50)), median(times(ours, 50))
+            rounds.append((through, bare, through / bare))
+        row(
+            f"8 MiB tensor there and back, {what}",
+            f"{median(r[0] for r in rounds) * 1e3:.2f} ms",
+            f"memcpy in and out {median(r[1] for r in rounds) * 1e3:.2f} ms",
+            f"{median(r[2] for r in rounds):.2f} x",
+            "<= 2 x",
+        )
 
 
 def replicas(client: ThreadClient) -> None:
