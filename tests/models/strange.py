@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "0"))
+"""As it was before this module imported anything that computes."""
 
-from tests.models.zoo import Echo
-from workers.errors import Refused
-from workers.model import Array
+import numpy as np  # noqa: E402
+
+from tests.models.zoo import Echo  # noqa: E402
+from workers.errors import Refused  # noqa: E402
+from workers.model import Array, TensorSpec  # noqa: E402
 
 
 class Diary(Echo):
@@ -52,3 +56,12 @@ class ManyWeights(Echo):
 
     def predict(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
         return {"y": np.full_like(batch["x"], self.sum)}
+
+
+class Threads(Echo):
+    """Answers how many threads its libraries have been told to take. x → threads int64 ()."""
+
+    outputs: Sequence[TensorSpec] = (TensorSpec("threads", "int64"),)
+
+    def predict(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"threads": np.full(len(batch["x"]), THREADS)}

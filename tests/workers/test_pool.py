@@ -617,6 +617,25 @@ def highest(pid: int) -> int:
     return max(map(int, targets_of(pid)))
 
 
+# Threads.
+
+
+def test_each_model_has_the_threads_it_is_configured_with() -> None:
+    model = "tests.models.strange:Threads"
+    models: dict[str, dict[str, object]] = {
+        "default": {"model": model},
+        "one": {"model": model, "threads": 1},
+        "three": {"model": model, "threads": 3},
+    }
+    with pool(models) as running, client_of(running.socket_path) as client:
+        wait_replicas(client, *models)
+        answers = {name: int(client.predict(name, {"x": x(1)})["threads"][0]) for name in models}
+        assert answers == {"default": 1, "one": 1, "three": 3}
+        # A replacement has them, too.
+        send(running.worker("one"), signal.SIGKILL)
+        assert client.predict("one", {"x": x(1)})["threads"] == 1
+
+
 # Memory.
 
 
