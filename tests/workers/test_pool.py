@@ -655,12 +655,21 @@ def test_replicas_share_weights_that_nobody_can_change() -> None:
         until(both, "both replicas have read their weights")
         shares = [weights_pss(pid) for pid in running.workers("big")]
         assert sum(shares) == pytest.approx(mb << 20, rel=0.05), shares
+        # Nor has any of them, the one that made the weights included, kept a copy.
+        assert max(map(anonymous, running.workers("big"))) < (mb << 20) / 2
         # One that comes later shares them, too.
         send(running.workers("big")[0], signal.SIGKILL)
         seen.clear()
         wait_replicas(client, "big")
         until(both, "both replicas have read their weights")
         assert sum(map(weights_pss, running.workers("big"))) == pytest.approx(mb << 20, rel=0.05)
+        assert max(map(anonymous, running.workers("big"))) < (mb << 20) / 2
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of the process's memory that are no file's."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.findall(r"^Anonymous: +(\d+) kB", text, re.MULTILINE)[0]) << 10
 
 
 def weights_pss(pid: int) -> int:
