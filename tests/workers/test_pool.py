@@ -258,6 +258,7 @@ BATCHING: dict[str, dict[str, object]] = {
     "waiting": {"model": "Pid", "max_batch": 4, "max_delay_ms": 10_000},
     "pair": {"model": "Pid", "max_batch": 8, "max_delay_ms": 500, "replicas": 2},
     "stopped": {"model": "Pid", "max_batch": 8, "max_delay_ms": 500},
+    "shared": {"model": "Pid", "max_batch": 8, "max_delay_ms": 1000},
 }
 
 
@@ -288,6 +289,14 @@ def test_what_waits_runs_together(batcher: ThreadClient, batching: PoolProcess) 
     send(worker, signal.SIGCONT)
     # It may have been woken by the first.
     assert sorted(rows_of(futures))[-16:] == [16] * 16
+
+
+def test_tasks_of_several_clients_run_together(batcher: ThreadClient, batching: PoolProcess) -> None:
+    with client_of(batching.socket_path) as other:
+        wait_replicas(other, *BATCHING)
+        futures = [client.submit("shared", {"x": x(1)}) for _ in range(4) for client in (batcher, other)]
+        assert rows_of(futures) == [8] * 8
+        wait_free(other)
 
 
 def test_concurrent_callers_share_batches(batcher: ThreadClient) -> None:
