@@ -53,12 +53,29 @@ def kill_the_tracker(stack: Stack, clients: Clients, dice: random.Random) -> Non
     kill_a_worker(stack, clients, dice)
 
 
-KILLS = {"a worker": kill_a_worker, "the pool": kill_the_pool, "a web process": kill_a_web_process}
+def kill_the_guardian(stack: Stack, clients: Clients, dice: random.Random) -> None:
+    before = guardians(stack)
+    for pid in before:
+        kill(pid)
+    until(lambda: bool(guardians(stack) - before), "the guardian is replaced", BACK_S)
+
+
+def guardians(stack: Stack) -> set[int]:
+    return {pid for pid, title in stack.titles().items() if title == "headrace guardian"}
+
+
+KILLS = {
+    "a worker": kill_a_worker,
+    "the pool": kill_the_pool,
+    "a web process": kill_a_web_process,
+    "the guardian": kill_the_guardian,
+}
 ALL = [*KILLS.values(), kill_the_tracker]
 
 
 @pytest.mark.parametrize("victim", [*KILLS, "anything"])
 def test_kills_at_random_moments_cost_nobody_else_a_request(victim: str) -> None:
+    print(f"seed {SEED}")
     dice = random.Random(SEED)
     kills: list[Callable[[Stack, Clients, random.Random], None]]
     kills = ALL if victim == "anything" else [KILLS[victim]]
