@@ -274,7 +274,7 @@ def test_a_model_that_cannot_load_is_told_with_its_reason_and_the_rest_serves() 
     models = {"bad": {"model": ZOO + "BadLoad"}, "cold": {"model": ZOO + "BadWarmUp"}, "score": SCORE}
     with service(models, web=1, ready=False) as stack:
         until(lambda: b"the weights are not there" in status_of(stack)[2], "the reason")
-        until(lambda: b"cold" in status_of(stack)[2], "the other reason")
+        until(lambda: b"RuntimeError: cold" in status_of(stack)[2], "the other reason")
         until(lambda: stack.post("/score", GOOD)[2] == SCORES, "the rest serves")
         assert status_of(stack)[0] == 503
         assert stack.predict("bad", x=[1])[0] == 503
