@@ -45,10 +45,14 @@ def gated(web: int = 1, **table: object) -> Iterator[tuple[Stack, Path]]:
             yield stack, gate
 
 
-def send(stack: Stack, model: str, body: bytes, under_way_then: int) -> Client:
+def slow_score(seconds: float, **table: object) -> dict[str, object]:
+    return {"model": "tests.e2e.models:SlowScore", "options": {"seconds": seconds}, "max_batch": 1, **table}
+
+
+def send(stack: Stack, model: str, body: bytes, under_way_then: int, path: str = "/predict/") -> Client:
     """A client that waits for its answer; its task is one of so many under way."""
     client = stack.connect()
-    client.send(head(f"/predict/{model}", len(body)) + body)
+    client.send(head(path + model, len(body)) + body)
     until(lambda: under_way(stack) == under_way_then, "the request is under way")
     return client
 
@@ -82,6 +86,18 @@ def test_a_full_queue_is_429_before_the_body_has_come_and_exactly_as_many_as_fit
         assert [client.response()[::2] for client in waiting] == [(200, b'{"calls":%d}' % (n + 1)) for n in range(9)]
         assert stack.post("/predict/gate", PASS)[::2] == (200, b'{"calls":10}')
         assert under_way(stack) == 0
+
+
+def test_a_full_queue_of_the_score_route_is_429_before_the_body_has_come() -> None:
+    with service({"score": slow_score(1.5, max_queue=1)}, web=1) as stack:
+        with send(stack, "score", GOOD, 1, "/") as first, send(stack, "score", GOOD, 2, "/") as second:
+            with stack.connect() as client:
+                client.send(head("/score", 30))
+                response = client.response()
+            assert (response[0], code_of(response), response[1]["retry-after"]) == (429, "OVERLOADED", "1")
+            assert under_way(stack) == 2, "the refusal did not wait for an end"
+            assert [client.response()[::2] for client in (first, second)] == [(200, b'{"scores":[10.0,4.0]}')] * 2
+        assert stack.post("/score", GOOD)[0] == 200
 
 
 def time_of_health(stack: Stack) -> float:
@@ -126,6 +142,24 @@ def test_a_deadline_is_504_at_its_time_though_the_model_is_busy() -> None:
         assert (response[0], code_of(response)) == (504, "DEADLINE_EXCEEDED")
         assert 0.9 < took < 1.3
         until(lambda: under_way(stack) == 0, "nothing is under way")
+
+
+def test_a_deadline_is_counted_from_the_head_however_slowly_the_body_comes() -> None:
+    timeout_s = 2.0
+    # Counted from the body's end, there would be time enough.
+    with service({"score": slow_score(1.6, timeout_s=timeout_s)}, web=1) as stack, stack.connect() as client:
+        began = time.monotonic()
+        client.send(head("/score", len(GOOD)))
+        for n in range(len(GOOD)):
+            sent_at = began + timeout_s / 2 * (n + 1) / len(GOOD)
+            time.sleep(max(0.0, sent_at - time.monotonic()))
+            client.send(GOOD[n : n + 1])
+        response = client.response()
+        took = time.monotonic() - began
+        assert (response[0], code_of(response)) == (504, "DEADLINE_EXCEEDED")
+        assert abs(took - timeout_s) < 0.4
+        until(lambda: under_way(stack) == 0, "nothing is under way")
+        assert stack.post("/score", GOOD)[0] == 200
 
 
 def test_a_hanging_model_is_504_and_its_worker_replaced() -> None:
