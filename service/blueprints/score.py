@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from service.client import PoolClient
@@ -26,11 +27,13 @@ def blueprint(client: PoolClient) -> Blueprint:
     @routes.post("/score")
     def score(request: Request) -> Response:
         status = client.admit(MODEL)  # a full queue is told before the body is read
+        deadline = time.monotonic() + status.timeout_s  # also a body that is long in coming takes from it
         body, caller = request.plain_body, request.environ.get("gunicorn.socket")
         if len(body) > DECODED_HERE or not (_is_small(status.inputs) and _is_small(status.outputs)):
-            answer = client.predict_body(MODEL, body, CODEC.name, caller=caller)
+            answer = client.predict_body(MODEL, body, CODEC.name, deadline=deadline, caller=caller)
         else:
-            outputs = client.predict(MODEL, CODEC.decode(body, status.inputs), caller=caller)
+            inputs = CODEC.decode(body, status.inputs)
+            outputs = client.predict(MODEL, inputs, deadline=deadline, caller=caller)
             answer = CODEC.encode(outputs, status.outputs)
         return Response.bytes(answer, CODEC.content_type)
 
