@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from workers import control
 from workers.arena import NotEnoughMemory, Spill, reserve
 from workers.codecs import BY_WIRE_ID
-from workers.errors import ModelFailed, PoolError, code_of
+from workers.errors import ModelFailed, Overloaded, PoolError, code_of
 from workers.inbox import ENTRIES, FINISHED, Inbox
 from workers.model import Array, Model
 from workers.records import ERROR_ROOM, FRAME, OUTPUT, RECORD_WORDS, SlotState
@@ -96,17 +96,18 @@ class Outcomes:
         if size > self._spill_limit:
             self.fail(task, ModelFailed(f"the answer is {size} bytes, and at most {self._spill_limit} can be given"))
             return
+        words = task.client.arena.words
         try:
             spill = Spill(0, reserve("headrace-spill", max(size, 1)))
-        except NotEnoughMemory as error:
-            self.fail(task, error)
+            fill(spill.map)
+            words[(task.base >> 3) + OUTPUT] = length
+            words[task.base >> 3] = task.seq << 8 | _SPILLED
+            arena_id = self._inbox.words[ENTRIES // 8 + task.entry * RECORD_WORDS]
+            control.send(self._link, control.Spilled(arena_id, task.slot, task.seq), [spill.fd])
+        except (NotEnoughMemory, OSError) as error:
+            # Neither memory nor descriptors that are short are the fault of the tasks beside it.
+            self.fail(task, Overloaded(f"the answer cannot be stored: {error}"))
             return
-        fill(spill.map)
-        words = task.client.arena.words
-        words[(task.base >> 3) + OUTPUT] = length
-        words[task.base >> 3] = task.seq << 8 | _SPILLED
-        arena_id = self._inbox.words[ENTRIES // 8 + task.entry * RECORD_WORDS]
-        control.send(self._link, control.Spilled(arena_id, task.slot, task.seq), [spill.fd])
         spill.close()
         self._let_go(task)
 

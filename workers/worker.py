@@ -245,6 +245,10 @@ class Worker:
         except PoolError as error:
             self._outcomes.fail(task, error)
             return None
+        except OSError as error:
+            # Mapping a spill takes memory and descriptors.
+            self._outcomes.fail(task, Overloaded(f"the inputs cannot be read: {error}"))
+            return None
         return task
 
     def _wanted(self, task: Task, now: int) -> bool:
