@@ -8,8 +8,14 @@ The master loads this module: nothing here may import the application.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
+
+# From here on a Ctrl-C ends a start at once. As Python's own KeyboardInterrupt it could fall into an import of a
+# library that swallows whatever is raised there, and be lost. Once it runs, gunicorn has a handler of its own.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from service import master
 from service.config import ConfigError, Settings

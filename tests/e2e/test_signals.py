@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -98,7 +99,11 @@ def test_a_signal_at_any_moment_of_a_start_leaves_nothing() -> None:
                 with start(APP, workers=2, env=environ, cwd=directory, stderr=stderr) as process:
                     time.sleep(delay)  # the moment is what varies: before it listens, while it forks, while it loads
                     process.send_signal(sig)
-                    code = process.wait(PATIENCE_S)
+                    try:
+                        code = process.wait(PATIENCE_S)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+                        raise AssertionError((sig, delay, os.pread(stderr.fileno(), 9999, 0))) from None
                 # Before Python has set anything up, the signal's own default ends it.
                 assert code in (0, -sig, 1, 130), (delay, os.pread(stderr.fileno(), 9999, 0))
                 until(lambda d=directory: not titles(d), f"all gone after {delay} s", 5)  # type: ignore[misc]
