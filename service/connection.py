@@ -2,9 +2,8 @@
 
 `Reader` is where every byte of a request comes from, so it holds the deadlines: one for the first byte of a
 connection, one for the whole head counted from its first byte, one for the body, and gunicorn's `keepalive` for the
-silence between requests. `Answer` is gunicorn's response with a deadline for a client that does not read. The gunicorn
-master loads this module, so it
-imports nothing of the application.
+silence between requests. `Answer` is gunicorn's response with a deadline for a client that does not read. The
+gunicorn master loads this module, so it imports nothing of the application.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def failure(error: Exception, request_id: str) -> Response:
 
 def _pool_failure(error: PoolError) -> Response:
     headers = [("Retry-After", str(error.retry_after))] if isinstance(error, Overloaded) else []
-    # The contract fixes the bodies of invalid input to the bare reason: the status says all the code would.
+    # Clients rely on the bare reason here: the status says all the code would.
     code = "" if isinstance(error, InvalidInput) else error.code
     return _envelope(status_of(error), str(error), code, headers)
 

@@ -3,8 +3,8 @@
 One message is one packet of a Unix SOCK_SEQPACKET socket: JSON text `["Name", {fields}]`, with the descriptors
 that go with it. Only the pool listens, in a private directory, and only for its own user.
 
-    client and pool    Welcome → Register → Queue, Status … (again at every change); Spill, DropSpill; SpilledTo;
-                       CloseQueues → QueuesClosed
+    client and pool    Welcome → Register → Status, Queue … Settled; Status at every change; Spill, DropSpill;
+                       SpilledTo; CloseQueues → QueuesClosed
     pool and worker    Equip, → NeedWeights → BuildWeights → BuiltWeights → Weights, → Loaded or LoadFailed,
                        → NeedArena → ArenaIs or ArenaDead; DropArena; Spilled →
 """

@@ -2,7 +2,7 @@
 
 The worker reads records from the queue with `readv` straight into its inbox, so at whatever instant it dies the
 pool finds them: an entry is there from the moment it left the queue until its task has been answered and the
-entry is cleared. The board is the replicas' common page: until when each of them is gathering a batch.
+entry is cleared. The board is the replicas' common page: until when each of them goes before the others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Inbox:
 
 
 class Board:
-    """One word for each replica of a model: the monotonic nanosecond until which it gathers, 0 when it does not."""
+    """One word for each replica of a model: the monotonic nanosecond until which it goes before the others, because it
+    gathers a batch or has just run one; 0, or past, when it does not."""
 
     __slots__ = ("fd", "map", "words")
 
@@ -80,7 +81,7 @@ class Board:
         return cls(reserve("headrace-board", 8 * replicas))
 
     def busy_until(self, but: int, now_ns: int) -> int:
-        """Until when another replica than `but` gathers; 0 if none does. A dead one's word simply expires."""
+        """Until when another replica than `but` goes first; 0 if none does. A dead one's word simply expires."""
         other = self.first_busy(but, now_ns)
         return self.words[other] if other >= 0 else 0
 

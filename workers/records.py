@@ -27,7 +27,8 @@ FRAMES_PER_WRITE = 4096 // FRAME_SIZE
 assert RECORD.size == RECORD_SIZE and FRAME.size == FRAME_SIZE
 
 # Words of a slot, in units of 8 bytes from its start. Each has one writer at a time: `STATE` follows the record
-# (client, then worker, then client; the pool only for a worker it has reaped), `CONTROL` and `INPUT` are the
+# (client, then worker, then client; the pool for a worker it has reaped, and for records that no worker takes any
+# more), `CONTROL` and `INPUT` are the
 # client's, `OUTPUT` is written with the outcome.
 STATE, CONTROL, INPUT, OUTPUT = 0, 1, 2, 3
 SLOT_HEADER = 64
@@ -39,7 +40,6 @@ CANCEL = 1
 class SlotState(IntEnum):
     """The low byte of a state word; from `DONE` on it is an outcome."""
 
-    FREE = 0
     QUEUED = 1
     RUNNING = 2
     DONE = 16

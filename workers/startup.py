@@ -29,7 +29,6 @@ from workers.worker import Worker
 log = logging.getLogger("headrace.worker")
 
 _PR_SET_PDEATHSIG = 1
-_F_ADD_SEALS, _SEAL_ALL = 1033, 0x1 | 0x2 | 0x4 | 0x8  # sealing itself, shrinking, growing, writing
 
 
 @dataclass(frozen=True, slots=True)
