@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import socket
 import struct
@@ -32,7 +33,7 @@ from tests.workers.pools import (
 from workers.client import ThreadClient
 from workers.control import Register, Spill, encode
 from workers.control import send as tell
-from workers.errors import Cancelled
+from workers.errors import Cancelled, Overloaded
 from workers.status import State
 
 
@@ -213,6 +214,21 @@ def test_what_stood_still_with_the_pool_gets_its_time_back(running: PoolProcess,
         os.kill(pid, signal.SIGCONT)
     assert future.result(10)["ms"] == 1500
     assert running.worker("quick") == worker
+
+
+def test_an_answer_for_which_there_is_no_descriptor_fails_alone() -> None:
+    models: dict[str, dict[str, object]] = {"huge": {"model": "Huge"}}
+    with pool(models) as process, ThreadClient(process.socket_path) as client:
+        client.wait_ready(30)
+        assert len(client.predict("huge", {"n": np.array([3_000_000])})["y"][0]) == 3_000_000
+        worker = process.worker("huge")
+        soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(Overloaded):
+            client.predict("huge", {"n": np.array([3_000_000])})
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(client.predict("huge", {"n": np.array([3_000_000])})["y"][0]) == 3_000_000
+        assert process.worker("huge") == worker
 
 
 def depth(client: ThreadClient, model: str) -> int:
