@@ -12,13 +12,23 @@ import signal
 import sys
 from typing import Any
 
-# From here on a Ctrl-C ends a start at once. As Python's own KeyboardInterrupt it could fall into an import of a
-# library that swallows whatever is raised there, and be lost. Once it runs, gunicorn has a handler of its own.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from service import master
-from service.config import ConfigError, Settings
+def _end_start(number: int, frame: object) -> None:
+    """What a start has made is removed, then the signal does what it does by default."""
+    if "service.master" in sys.modules:
+        sys.modules["service.master"].clean_up()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+# From here on a signal ends a start at once. Ctrl-C as Python's own KeyboardInterrupt could fall into an import of a
+# library that swallows whatever is raised there, and be lost. Once it runs, gunicorn has handlers of its own.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) in (signal.default_int_handler, signal.SIG_DFL):
+        signal.signal(_number, _end_start)
+
+from service import master  # noqa: E402
+from service.config import ConfigError, Settings  # noqa: E402
 
 try:
     _settings = Settings.from_env(os.environ)

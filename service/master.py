@@ -90,11 +90,15 @@ def _start_pool(arbiter: Any) -> None:
         launch.check_memory(load(os.environ.get("HEADRACE_CONFIG") or None), arbiter.cfg.workers)
     except (ConfigError, launch.NotEnoughMemory) as error:
         _give_up(arbiter, str(error))
+    # No signal may come between making the directory and knowing of it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         launch.prepare(arbiter.cfg.uid, arbiter.cfg.gid).ensure()
     except OSError as error:
         why = error.strerror or str(error)
         _give_up(arbiter, f"the pool's files cannot be made in {error.filename} (HEADRACE_RUNTIME_DIR): {why}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 _spawning = False

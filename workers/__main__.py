@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = load(os.environ.get("HEADRACE_CONFIG") or None)
         lock = launch.lock(Path(socket_path).with_suffix(".lock"))
     except (ConfigError, OSError) as error:
+        if options.directory and not options.directory.exists():
+            # The web server has been ended while it started.
+            return 0
         print(f"headrace: {error}", file=sys.stderr)
         return 1
     if lock < 0:

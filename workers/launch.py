@@ -85,6 +85,7 @@ class Embedded:
             os.environ,
             file_actions=actions,
             setsid=True,
+            setsigmask=[],
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
         )
 
