@@ -136,15 +136,10 @@ class Connection:
         """Heed everything the pool has said; the tasks that this settles. What cannot be heeded ends the connection:
         `check` raises it, once the waiters of those tasks are awake."""
         settled: list[Task] = []
-        while not self.lost:
+        if not self.lost:
             try:
-                heard = self.link.receive()
-                if heard is None:
+                if not self.link.hear(lambda message, fds: self._heed(message, fds, settled)):
                     self.lost = True
-                else:
-                    self._heed(*heard, settled)
-            except BlockingIOError:
-                break
             except Exception as error:  # nonsense, or no descriptors or memory left
                 self._trouble = error
                 self.lost = True
@@ -157,22 +152,19 @@ class Connection:
             raise trouble
 
     def _heed(self, message: control.Message, fds: list[int], settled: list[Task]) -> None:
-        try:
-            if isinstance(message, control.Welcome):
-                self._register(message)
-            elif isinstance(message, control.Status):
-                self._learn(message.model)
-            elif isinstance(message, control.Queue):
-                self._queues[message.model] = fds.pop()
-            elif isinstance(message, control.Settled):
-                self._introduced()
-            elif isinstance(message, control.SpilledTo) and self.core is not None:
-                settled += self.core.spilled(message.slot, message.seq, fds.pop())
-            elif isinstance(message, control.CloseQueues):
-                self._close_queues()
-                self.link.send(control.QueuesClosed())
-        finally:
-            control.close_all(fds)
+        if isinstance(message, control.Welcome):
+            self._register(message)
+        elif isinstance(message, control.Status):
+            self._learn(message.model)
+        elif isinstance(message, control.Queue):
+            self._queues[message.model] = fds.pop()
+        elif isinstance(message, control.Settled):
+            self._introduced()
+        elif isinstance(message, control.SpilledTo) and self.core is not None:
+            settled += self.core.spilled(message.slot, message.seq, fds.pop())
+        elif isinstance(message, control.CloseQueues):
+            self._close_queues()
+            self.link.send(control.QueuesClosed())
 
     def _register(self, welcome: control.Welcome) -> None:
         apart = abs(time.monotonic_ns() - welcome.clock_ns)

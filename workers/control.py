@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -311,6 +312,22 @@ class Link:
     def receive(self) -> tuple[Message, list[int]] | None:
         """As `receive`; `BlockingIOError` when there is nothing."""
         return receive(self.sock)
+
+    def hear(self, heed: Callable[[Message, list[int]], None]) -> bool:
+        """Everything that the other end has said by now; false once it is gone. `heed` pops the descriptors that it
+        takes, the others are closed. What is no message, or cannot be heeded, raises (`NONSENSE`): give the link up."""
+        while True:
+            try:
+                heard = self.receive()
+            except BlockingIOError:
+                return True
+            if heard is None:
+                return False
+            message, fds = heard
+            try:
+                heed(message, fds)
+            finally:
+                close_all(fds)
 
     def close(self) -> None:
         with self._sending:

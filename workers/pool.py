@@ -249,23 +249,13 @@ class Pool:
 
     def _hear(self, client: Client) -> None:
         """Everything a client has said by now."""
-        while client.arena_id in self._clients:
-            try:
-                heard = client.link.receive()
-                if heard is not None:
-                    message, fds = heard
-                    try:
-                        self._heed(client, message, fds)
-                    finally:
-                        control.close_all(fds)
-                    continue
-            except BlockingIOError:
+        try:
+            if client.link.hear(lambda message, fds: self._heed(client, message, fds)):
                 return
-            except control.NONSENSE as error:
-                # One that speaks nonsense, or for which there are no descriptors left, is no reason to end.
-                log.warning("a client cannot be heard, and is dropped: %s: %s", type(error).__name__, error)
-            self._drop(client)
-            return
+        except control.NONSENSE as error:
+            # One that speaks nonsense, or for which there are no descriptors left, is no reason to end.
+            log.warning("a client cannot be heard, and is dropped: %s: %s", type(error).__name__, error)
+        self._drop(client)
 
     def _heed(self, client: Client, message: control.Message, fds: list[int]) -> None:
         if isinstance(message, control.Register):

@@ -243,25 +243,17 @@ class Served:
     # Workers speak.
 
     def _hear(self, replica: Replica) -> None:
-        while not replica.silent:
-            try:
-                heard = replica.link.receive()
-                if heard is not None:
-                    message, fds = heard
-                    try:
-                        self._heed(replica, message, fds)
-                    finally:
-                        control.close_all(fds)
-                    continue
-            except BlockingIOError:
+        """Everything a worker has said by now."""
+        try:
+            if replica.link.hear(lambda message, fds: self._heed(replica, message, fds)):
                 return
-            except control.NONSENSE as error:
-                # One that cannot be understood, or for which there are no descriptors left, is no reason to end.
-                log.error("%s[%d] cannot be heard and is killed: %s", self.name, replica.index, error)
-                replica.kill()
-            # It is ending; its pidfd says when it has.
-            replica.silent = True
-            self._around.unwatch(replica.link.sock)
+        except control.NONSENSE as error:
+            # One that cannot be understood, or for which there are no descriptors left, is no reason to end.
+            log.error("%s[%d] cannot be heard and is killed: %s", self.name, replica.index, error)
+            replica.kill()
+        # It is ending; its pidfd says when it has.
+        replica.silent = True
+        self._around.unwatch(replica.link.sock)
 
     def _heed(self, replica: Replica, message: control.Message, fds: list[int]) -> None:
         if isinstance(message, control.NeedArena):

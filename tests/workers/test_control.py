@@ -135,6 +135,37 @@ def test_the_end_of_the_other_side_is_none_and_sending_to_it_harmless(pair: tupl
     assert ours.receive() is None
 
 
+def test_all_that_was_said_is_heard_and_what_nobody_takes_is_closed(pair: tuple[control.Link, control.Link]) -> None:
+    ours, theirs = pair
+    read, write = os.pipe()
+    other_read, other_write = os.pipe()
+    heard: list[control.Message] = []
+    taken: list[int] = []
+
+    def heed(message: control.Message, fds: list[int]) -> None:
+        heard.append(message)
+        if message == control.Queue("taken"):
+            taken.append(fds.pop())
+        if message == control.Queue("bad"):
+            raise ValueError("no such model")
+
+    assert theirs.hear(heed) and heard == []
+    ours.send(control.Queue("taken"), [write])
+    ours.send(control.Settled())
+    assert theirs.hear(heed) and heard == [control.Queue("taken"), control.Settled()]
+    ours.send(control.Queue("bad"), [other_write])
+    with pytest.raises(ValueError, match="no such model"):
+        theirs.hear(heed)
+    assert os.read(other_read, 1) == b"", "no writer is left"
+    ours.send(control.CloseQueues())
+    ours.close()
+    assert not theirs.hear(heed) and heard[-1] == control.CloseQueues()
+    os.write(taken[0], b"x")
+    assert os.read(read, 2) == b"x"
+    for fd in (read, other_read, *taken):
+        os.close(fd)
+
+
 @pytest.mark.parametrize("packet", [b"x", b"[]", b'["Nobody",{}]', b'["Queue",{}]', b'["Queue",5]'])
 def test_descriptors_that_come_with_nonsense_are_closed(packet: bytes) -> None:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
