@@ -113,6 +113,19 @@ class Arena:
             self._views[key] = views
         return views
 
+    def announce(self, reply: int, frames: bytes) -> None:
+        """Write whole frames, at most `FRAMES_PER_WRITE`, to `reply`, the pipe that the arena's client reads."""
+        for _ in range(2):
+            try:
+                os.write(reply, frames)
+                return
+            except BlockingIOError:
+                # The client will scan its slots. The mark goes up before the second try: if the pipe was
+                # emptied in between, that try gets through and wakes the client, which then sees the mark.
+                self.words[OVERFLOW] = 1
+            except BrokenPipeError:
+                return
+
     def close(self) -> None:
         """Let go of the memory; it is unmapped once nobody looks at it any more."""
         if self.fd < 0:

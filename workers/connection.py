@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import select
 import socket
-import termios
 import time
 from collections.abc import Callable, Mapping
-from struct import Struct
 
 from workers import control
 from workers.arena import Arena, no_pause
 from workers.core import ClientCore, Task
 from workers.errors import Cancelled, Draining, Overloaded, PoolLost
 from workers.model import Array
-from workers.records import FRAME, RECORD_SIZE
+from workers.records import FRAME
 from workers.status import ModelStatus
 
 CLOCKS_APART_NS = 10_000_000_000
 FOREVER_S = 9e9
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _POLLRDHUP = 0x2000
-_COUNT = Struct("i")
-_NO_COUNT = bytes(_COUNT.size)
 
 
 class Connection:
@@ -62,8 +57,7 @@ class Connection:
         queue = self._queues.get(name)
         if queue is None:
             raise Draining("the pool is draining")
-        depth = _COUNT.unpack(fcntl.ioctl(queue, termios.FIONREAD, _NO_COUNT))[0] // RECORD_SIZE
-        view.admit(depth)
+        view.admit(control.queue_depth(queue))
         return view.status
 
     def prepare(self, name: str, inputs: Mapping[str, Array], deadline: float | None) -> tuple[Task, bytes]:

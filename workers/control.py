@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import json
 import os
 import socket
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from struct import Struct
 from typing import Any
 
 from workers.model import TensorSpec
+from workers.records import RECORD_SIZE
 from workers.status import ModelStatus, State
 
 MAX_PACKET = 128 * 1024
 MAX_FDS = 8
+_COUNT = Struct("i")
+_NO_COUNT = bytes(_COUNT.size)
 _LATER = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """What the system may be short of for a moment: too many descriptors on their way, no memory."""
 NONSENSE = (LookupError, TypeError, ValueError, RecursionError, OSError)
@@ -263,6 +269,12 @@ def close_all(fds: list[int]) -> None:
 def reopen(fd: int, flags: int) -> int:
     """A descriptor of the same pipe with flags of its own: flags belong to the open description, not to `fd`."""
     return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
+
+
+def queue_depth(queue: int) -> int:
+    """How many records wait in a model's queue, of which `queue` is either end."""
+    (size,) = _COUNT.unpack(fcntl.ioctl(queue, termios.FIONREAD, _NO_COUNT))
+    return int(size) // RECORD_SIZE
 
 
 class Link:

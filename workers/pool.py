@@ -20,13 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers import control
-from workers.arena import CLOSED, OVERFLOW, Arena
+from workers.arena import CLOSED, Arena
 from workers.config import PoolConfig
 from workers.errors import PoolError
 from workers.guardian import Guardian
 from workers.records import FRAME, STATE, Record, SlotState
 from workers.replica import Replica
 from workers.served import Served
+from workers.status import ModelStatus
 
 log = logging.getLogger("headrace.pool")
 
@@ -59,15 +60,8 @@ class Client:
 
     def announce(self, slot: int, word: int) -> None:
         """A final frame, written by the pool for a worker that cannot."""
-        assert self.arena is not None
-        for _ in range(2):
-            try:
-                os.write(self.reply, FRAME.pack(word, slot))
-                return
-            except BlockingIOError:
-                self.arena.words[OVERFLOW] = 1
-            except BrokenPipeError:
-                return
+        if self.arena is not None:
+            self.arena.announce(self.reply, FRAME.pack(word, slot))
 
     def close(self) -> None:
         self.link.close()
@@ -95,7 +89,7 @@ class Pool:
         self._running = True
         self._drain_until = 0.0
         self._deaf_to: socket.socket | None = None
-        self._told: dict[str, object] = {}
+        self._told: dict[str, ModelStatus] = {}
 
     def run(self) -> None:
         """Serve until the lifeline breaks, or a signal has led to a drain. On the main thread.
@@ -118,9 +112,9 @@ class Pool:
             ends.callback(os.close, fd)
         listener = self._listen()
         ends.callback(listener.close)
-        self._watch(listener, lambda: self._accept(listener))
+        self.watch(listener, lambda: self._accept(listener))
         if self._lifeline is not None:
-            self._watch(self._lifeline, self._lose_lifeline)
+            self.watch(self._lifeline, self._lose_lifeline)
         for model in self._config.models:
             self._served[model.name] = Served(model, self._config.arena.spill_limit, self)
 
@@ -131,7 +125,7 @@ class Pool:
                 key.data()
         if self._deaf_to is not None:
             listener, self._deaf_to = self._deaf_to, None
-            self._watch(listener, lambda: self._accept(listener))
+            self.watch(listener, lambda: self._accept(listener))
         now = time.monotonic()
         for served in self._served.values():
             served.tick(now)
@@ -154,22 +148,22 @@ class Pool:
         self._guardian.remove(group)
 
     def watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None:
-        self._watch(fd, ready)
+        self._selector.register(fd, selectors.EVENT_READ, ready)
 
     def unwatch(self, fd: int | socket.socket) -> None:
         self._selector.unregister(fd)
 
     def settle(self, record: Record, outcome: SlotState) -> None:
         """Answer a record that no worker holds."""
-        client = self._clients.get(record.arena)
-        if client is None or client.arena is None:
+        arena = self.arena(record.arena)
+        if arena is None:
             return
-        at = client.arena.bases[record.slot] >> 3
-        if client.arena.words[at + STATE] >> 8 != record.seq:
+        at = arena.bases[record.slot] >> 3
+        if arena.words[at + STATE] >> 8 != record.seq:
             return
         word = record.seq << 8 | outcome
-        client.arena.words[at + STATE] = word
-        client.announce(record.slot, word)
+        arena.words[at + STATE] = word
+        self.announce(record, word)
 
     def arena(self, arena_id: int) -> Arena | None:
         client = self._clients.get(arena_id)
@@ -177,7 +171,7 @@ class Pool:
 
     def announce(self, record: Record, word: int) -> None:
         client = self._clients.get(record.arena)
-        if client is not None and client.arena is not None:
+        if client is not None:
             client.announce(record.slot, word)
 
     def hand_arena(self, replica: Replica, memory_id: int) -> None:
@@ -232,7 +226,7 @@ class Pool:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 # It stays in the backlog, and the listener readable: look again at the next turn, not all the time.
-                self._selector.unregister(listener)
+                self.unwatch(listener)
                 self._deaf_to = listener
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -243,7 +237,7 @@ class Pool:
         client = Client(self._next_arena, sock)
         self._next_arena += 1
         self._clients[client.arena_id] = client
-        self._watch(sock, lambda: self._hear(client))
+        self.watch(sock, lambda: self._hear(client))
         arena = self._config.arena
         client.link.send(control.Welcome(client.arena_id, arena.slots, arena.spill_limit, time.monotonic_ns()))
 
@@ -280,7 +274,7 @@ class Pool:
     def _drop(self, client: Client) -> None:
         """A client is gone: what it submitted is not run any more, its memory is given back."""
         del self._clients[client.arena_id]
-        self._selector.unregister(client.link.sock)
+        self.unwatch(client.link.sock)
         client.close()
         for served in self._served.values():
             served.drop_arena(client.arena_id)
@@ -308,7 +302,7 @@ class Pool:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Ignored, as whoever started this may have left it, it would keep the workers' exit codes from us.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._watch(read, lambda: self._heed_signals(read))
+        self.watch(read, lambda: self._heed_signals(read))
         return read, write
 
     def _heed_signals(self, fd: int) -> None:
@@ -346,6 +340,3 @@ class Pool:
             client.close()
         Path(self._socket_path).unlink(missing_ok=True)
         self._selector.close()
-
-    def _watch(self, fd: int | socket.socket, ready: Callable[[], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, ready)

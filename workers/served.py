@@ -13,9 +13,7 @@ import fcntl
 import logging
 import os
 import socket
-import termios
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -224,7 +222,7 @@ class Served:
 
     def _find_stuck(self, now: float) -> None:
         """A ready worker that lets records lie, in the queue or in its inbox, has been stopped, and is replaced."""
-        queued = self._depth() > 0 and not self._draining
+        queued = not self._draining and control.queue_depth(self._read) > 0
         for replica in self._replicas():
             if replica.killed:
                 continue
@@ -232,13 +230,6 @@ class Served:
             if idle_s > STUCK_S + self.config.max_delay_ms / 1000:
                 log.warning("%s[%d] does not take what is queued and is killed", self.name, replica.index)
                 replica.kill()
-
-    def _depth(self) -> int:
-        if self._read < 0:
-            return 0
-        buffer = array("i", [0])
-        fcntl.ioctl(self._read, termios.FIONREAD, buffer)
-        return buffer[0] // RECORD_SIZE
 
     # Workers speak.
 
@@ -402,13 +393,12 @@ class Served:
         outcome = SlotState.DRAINING if self._draining else SlotState.NOT_READY
         while self._backlog:
             self._around.settle(self._backlog.popleft(), outcome)
-        if self._read >= 0:
-            try:
-                data = os.read(self._read, RECORDS_PER_TURN * RECORD_SIZE)
-            except BlockingIOError:
-                return
-            for offset in range(0, len(data), RECORD_SIZE):
-                self._around.settle(Record.unpack(data, offset), outcome)
+        try:
+            data = os.read(self._read, RECORDS_PER_TURN * RECORD_SIZE)
+        except BlockingIOError:
+            return
+        for offset in range(0, len(data), RECORD_SIZE):
+            self._around.settle(Record.unpack(data, offset), outcome)
 
     # Ends.
 
@@ -439,7 +429,6 @@ class Served:
                 self._bury(place)
         self._answer_queue()
         os.close(self._read)
-        self._read = -1
         self._board.close()
         if self._weights >= 0:
             os.close(self._weights)

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from workers.arena import OVERFLOW, Arena, Spill
+from workers.arena import Arena, Spill
 from workers.model import Array
 from workers.records import CANCEL, CONTROL, FRAMES_PER_WRITE, SLOT_HEADER
 from workers.tensors import Layout
@@ -24,17 +24,7 @@ class Client:
 
     def flush(self) -> None:
         for i in range(0, len(self.frames), FRAMES_PER_WRITE):
-            data = b"".join(self.frames[i : i + FRAMES_PER_WRITE])
-            for _ in range(2):
-                try:
-                    os.write(self.reply, data)
-                    break
-                except BlockingIOError:
-                    # The client will scan its slots. The mark goes up before the second try: if the pipe was
-                    # emptied in between, that try gets through and wakes the client, which then sees the mark.
-                    self.arena.words[OVERFLOW] = 1
-                except BrokenPipeError:
-                    break
+            self.arena.announce(self.reply, b"".join(self.frames[i : i + FRAMES_PER_WRITE]))
         self.frames.clear()
 
     def close(self) -> None:

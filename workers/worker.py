@@ -5,14 +5,11 @@ take → open → plan → run → finish: `Worker.serve` is that circle, and th
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import select
 import socket
-import termios
 import time
-from array import array
 
 from workers import control
 from workers.arena import CLOSED, Arena, Spill
@@ -149,22 +146,17 @@ class Worker:
             now = time.monotonic_ns()
             if not board.busy_until(index, now):
                 board.words[index] = now + self._max_delay_ns
-                self._depth()
+                control.queue_depth(self._queue)
                 other = board.first_busy(index, now)
                 if other < 0:
                     return True
                 board.words[index] = self._warm_until = 0
                 if other < index:
                     break
-        if self._depth() >= self._max_batch:
+        if control.queue_depth(self._queue) >= self._max_batch:
             return True
         self._look(HOLD_BACK_S * 1000)
         return False
-
-    def _depth(self) -> int:
-        buffer = array("i", [0])
-        fcntl.ioctl(self._queue, termios.FIONREAD, buffer)
-        return buffer[0] // RECORD_SIZE
 
     def _wait(self) -> None:
         """Sleep until there is a record or a message."""
