@@ -4,6 +4,7 @@ run both ways, holds the two to one contract."""
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import sys
 import threading
@@ -11,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from tests.workers.pools import until
+from tests.workers.pools import core, send, states, until, wait_free, wait_replicas
 from workers import PoolError, ThreadClient
 from workers.model import Array
+from workers.records import SlotState
 
 _monkey = sys.modules.get("gevent.monkey")
 PATCHED = _monkey is not None and bool(_monkey.is_module_patched("socket"))
@@ -32,6 +34,15 @@ def client_of(socket_path: str) -> Iterator[Driver]:
         yield client
     finally:
         client.close()
+
+
+@contextlib.contextmanager
+def client_with(socket_path: str, *models: str) -> Iterator[Driver]:
+    """A client once all replicas of `models` are ready, which leaves no slot out."""
+    with client_of(socket_path) as client:
+        wait_replicas(client, *models)
+        yield client
+        wait_free(client)
 
 
 class Call:
@@ -101,6 +112,34 @@ class Pending:
             self._far.close()
 
 
+class Busy:
+    """The only worker of `slow`, a `Slow`, is at work until this ends: it is stopped in the middle."""
+
+    def __init__(self, client: Driver, worker: int) -> None:
+        self._worker = worker
+        self._call = predicting(client, "slow", ms=ms(1000))
+        until(lambda: states(client) == [SlotState.RUNNING], "the worker has begun")
+        send(worker, signal.SIGSTOP)
+
+    def end(self) -> None:
+        send(self._worker, signal.SIGCONT)
+        self._call.result()
+
+
+def refusal(client: Driver) -> PoolError | None:
+    """Why no task is taken for `echo`."""
+    try:
+        client.admit("echo")
+    except PoolError as error:
+        return error
+    return None
+
+
+def ms(value: float) -> Array:
+    """What `Slow` is asked."""
+    return np.array([value], np.float32)
+
+
 def x(*values: float) -> Array:
     """One row."""
     return np.array([values], np.float32)
@@ -108,6 +147,4 @@ def x(*values: float) -> Array:
 
 def wait_depth(client: Driver, model: str, tasks: int) -> None:
     """Until so many of the client's tasks are under way."""
-    from tests.workers.pools import core
-
     until(lambda: core(client).under_way == tasks, f"{tasks} tasks of {model} under way: {core(client).under_way}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from workers.control import queue_depth
 from workers.core import ClientCore
 from workers.errors import PoolError
 from workers.status import ModelStatus, State
@@ -55,6 +57,14 @@ class PoolProcess:
 
     def log(self) -> str:
         return self._log.read_text()
+
+    def held(self) -> int:
+        """How many descriptors and mapped files it has, once it is done with what it was just at."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as newcomer:
+            newcomer.connect(self.socket_path)
+            # It has one thread, which is now with the newcomer.
+            assert newcomer.recv(4096)
+            return len(targets(self.pid)) - 1
 
     def terminate(self) -> int:
         """SIGTERM; the exit status."""
@@ -162,6 +172,17 @@ def wait_free(client: object) -> None:
     until(lambda: (core(client).leased, core(client).under_way) == (0, 0), "every slot is free again")
 
 
+def states(client: object) -> list[int]:
+    """Of the tasks under way, as their slots have it."""
+    inside = core(client)
+    return [inside.arena.words[task.base >> 3] & 0xFF for task in list(inside._tasks.values())]
+
+
+def queued(client: object, model: str) -> int:
+    """Records that wait in a model's queue."""
+    return queue_depth(client._connection._queues[model])  # type: ignore[attr-defined]
+
+
 # Processes.
 
 
@@ -213,6 +234,16 @@ def targets(pid: int) -> list[str]:
             found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return found + [fields[5] for line in lines if len(fields := line.split(None, 5)) == 6]
+
+
+def arenas(pid: int) -> int:
+    """Arenas that the process has mapped."""
+    return sum("headrace-arena" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def spills(pid: int) -> list[str]:
+    """Spills that the process has open or mapped."""
+    return [target for target in targets(pid) if "headrace-spill" in target]
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -6,26 +6,24 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from tests.models.zoo import huge
-from tests.workers.drivers import PATCHED, Call, Driver, Pending, client_of, predicting, wait_depth, x
+from tests.workers.drivers import Busy, Call, Driver, Pending, client_of, ms, predicting, refusal, wait_depth, x
 from tests.workers.pools import (
     PATIENCE_S,
     PoolProcess,
     core,
     pool,
     send,
-    targets,
+    spills,
     until,
     wait_free,
     wait_replicas,
@@ -41,14 +39,12 @@ from workers import (
     ModelNotFound,
     NotReady,
     Overloaded,
-    PoolError,
     PoolLost,
     Refused,
     State,
     TooLarge,
     WorkerDied,
 )
-from workers.records import SlotState
 
 MODELS: dict[str, dict[str, object]] = {
     "echo": {"model": "Echo", "replicas": 2},
@@ -87,25 +83,6 @@ def busy(client: Driver, running: PoolProcess) -> Iterator[Busy]:
     it = Busy(client, running.worker("slow"))
     yield it
     it.end()
-
-
-class Busy:
-    """The only worker of `slow` is at work until this ends: it is stopped in the middle."""
-
-    def __init__(self, client: Driver, worker: int) -> None:
-        self._worker = worker
-        self._call = predicting(client, "slow", ms=np.array([1000.0], np.float32))
-        until(lambda: self._is_running(client), "the worker has begun")
-        send(worker, signal.SIGSTOP)
-
-    def _is_running(self, client: Driver) -> bool:
-        inside = core(client)
-        states = [inside.arena.words[task.base >> 3] & 0xFF for task in list(inside._tasks.values())]
-        return states == [SlotState.RUNNING]
-
-    def end(self) -> None:
-        send(self._worker, signal.SIGCONT)
-        self._call.result()
 
 
 # Right answers.
@@ -198,11 +175,7 @@ def test_nothing_is_kept_of_what_spilled(client: Driver, running: PoolProcess) -
     for _ in range(4):
         ask()
     for pid in (*running.workers("echo"), *running.workers("huge"), running.pid, os.getpid()):
-        until(lambda pid=pid: not spills_of(pid), f"process {pid} holds no spill")  # type: ignore[misc]
-
-
-def spills_of(pid: int) -> list[str]:
-    return [target for target in targets(pid) if "headrace-spill" in target]
+        until(lambda pid=pid: not spills(pid), f"process {pid} holds no spill")  # type: ignore[misc]
 
 
 # Whatever is wrong has its own kind.
@@ -299,14 +272,14 @@ def test_outputs_over_the_spill_limit(client: Driver) -> None:
 def test_a_queued_task_meets_its_deadline_though_the_model_is_busy(client: Driver, busy: Busy) -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=began + 0.5)
+        client.predict("slow", {"ms": ms(0)}, deadline=began + 0.5)
     assert 0.3 < time.monotonic() - began < 0.7
 
 
 def test_a_running_task_meets_its_deadline(client: Driver) -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        client.predict("slow", {"ms": np.array([800.0], np.float32)}, deadline=began + 0.3)
+        client.predict("slow", {"ms": ms(800)}, deadline=began + 0.3)
     assert 0.1 < time.monotonic() - began < 0.5
     assert core(client).leased == 1, "the worker may still write into that slot"
 
@@ -345,11 +318,11 @@ def test_late_answers_reach_nobody(client: Driver) -> None:
 
 
 def test_a_full_queue_is_overload_at_once(client: Driver, busy: Busy) -> None:
-    queued = [predicting(client, "slow", ms=np.array([0.0], np.float32)) for _ in range(4)]
+    queued = [predicting(client, "slow", ms=ms(0)) for _ in range(4)]
     wait_depth(client, "slow", 5)
     began = time.monotonic()
     with pytest.raises(Overloaded, match="'slow' is full"):
-        client.predict("slow", {"ms": np.array([0.0], np.float32)})
+        client.predict("slow", {"ms": ms(0)})
     with pytest.raises(Overloaded):
         client.admit("slow")
     assert time.monotonic() - began < 0.05
@@ -360,19 +333,19 @@ def test_a_full_queue_is_overload_at_once(client: Driver, busy: Busy) -> None:
 
 
 def test_a_queued_task_that_is_given_up_is_not_run(client: Driver, busy: Busy) -> None:
-    pending = Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)})
+    pending = Pending(client, "slow", {"ms": ms(60_000)})
     wait_depth(client, "slow", 2)
     pending.give_up()
     assert isinstance(pending.call.failure(0.5), Cancelled)
     pending.close()
     busy.end()
     began = time.monotonic()
-    client.predict("slow", {"ms": np.array([0.0], np.float32)})
+    client.predict("slow", {"ms": ms(0)})
     assert time.monotonic() - began < 5
 
 
 def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Busy) -> None:
-    pending = [Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)}) for _ in range(4)]
+    pending = [Pending(client, "slow", {"ms": ms(60_000)}) for _ in range(4)]
     wait_depth(client, "slow", 5)
     for one in pending:
         one.give_up()
@@ -381,11 +354,11 @@ def test_giving_up_many_leaves_the_model_to_the_next(client: Driver, busy: Busy)
         one.close()
     busy.end()
     until(lambda: core(client).under_way == 0, "none of them is run", 5)
-    client.predict("slow", {"ms": np.array([0.0], np.float32)}, deadline=time.monotonic() + 5)
+    client.predict("slow", {"ms": ms(0)}, deadline=time.monotonic() + 5)
 
 
 def test_a_queue_full_of_what_was_given_up_takes_the_next(client: Driver, busy: Busy) -> None:
-    pending = [Pending(client, "slow", {"ms": np.array([60_000.0], np.float32)}) for _ in range(4)]
+    pending = [Pending(client, "slow", {"ms": ms(60_000)}) for _ in range(4)]
     wait_depth(client, "slow", 5)
     with pytest.raises(Overloaded):
         client.admit("slow")
@@ -394,7 +367,7 @@ def test_a_queue_full_of_what_was_given_up_takes_the_next(client: Driver, busy: 
     for one in pending:
         assert isinstance(one.call.failure(0.5), Cancelled)
         one.close()
-    call = predicting(client, "slow", ms=np.array([7.0], np.float32))
+    call = predicting(client, "slow", ms=ms(7))
     wait_depth(client, "slow", 6)
     busy.end()
     assert call.result(5)["ms"] == 7  # type: ignore[index]
@@ -404,7 +377,7 @@ def test_a_queue_full_of_what_was_given_up_takes_the_next(client: Driver, busy: 
 def test_a_task_whose_caller_has_gone_is_cancelled(client: Driver, busy: Busy, how: str) -> None:
     """One that has only ended its side is taken to have gone, too: the two cannot be told apart before an answer."""
     (stays, other), (goes, end) = socket.socketpair(), socket.socketpair()
-    inputs = {"ms": np.array([7.0], np.float32)}
+    inputs = {"ms": ms(7)}
     staying = Call(lambda: client.predict("slow", inputs, caller=stays))
     going = [Call(lambda: client.predict("slow", inputs, caller=goes)) for _ in range(2)]
     wait_depth(client, "slow", 4)
@@ -436,7 +409,7 @@ def test_a_lost_pool_fails_what_is_under_way_and_comes_back() -> None:
     with pool(ONE) as running, client_of(running.socket_path) as client:
         for _ in range(2):
             wait_replicas(client, "echo", "slow")
-            calls = [predicting(client, "slow", ms=np.array([30_000.0], np.float32)) for _ in range(5)]
+            calls = [predicting(client, "slow", ms=ms(30_000)) for _ in range(5)]
             wait_depth(client, "slow", 5)
             began = time.monotonic()
             running.kill()
@@ -482,7 +455,7 @@ def test_callers_that_never_stop_see_typed_errors_while_pools_are_killed() -> No
 def test_draining_finishes_what_was_taken_and_refuses_the_rest() -> None:
     with pool(ONE) as running, client_of(running.socket_path) as client:
         wait_replicas(client, "echo", "slow")
-        calls = [predicting(client, "slow", ms=np.array([300.0], np.float32)) for _ in range(3)]
+        calls = [predicting(client, "slow", ms=ms(300)) for _ in range(3)]
         wait_depth(client, "slow", 3)
         send(running.pid, signal.SIGTERM)
         until(lambda: isinstance(refusal(client), Draining), "no more is taken")
@@ -490,14 +463,6 @@ def test_draining_finishes_what_was_taken_and_refuses_the_rest() -> None:
             call.result()
         assert running.process.wait(PATIENCE_S) == 0
         until(lambda: isinstance(refusal(client), PoolLost), "the pool is gone")
-
-
-def refusal(client: Driver) -> PoolError | None:
-    try:
-        client.admit("echo")
-    except PoolError as error:
-        return error
-    return None
 
 
 def test_closing_ends_every_wait(running: PoolProcess) -> None:
@@ -511,195 +476,3 @@ def test_closing_ends_every_wait(running: PoolProcess) -> None:
             assert isinstance(call.failure(1), PoolLost)
         with pytest.raises(PoolLost):
             client.predict("echo", {"x": x(1)})
-
-
-# What only one of the drivers has.
-
-if not PATCHED:
-
-    def test_a_future_is_taken_once_or_many_times(client: Driver) -> None:
-        future = client.submit("echo", {"x": x(7)})
-        assert future.result() is future.result()
-        assert future.done()
-
-    def test_threads_that_ask_one_future_all_have_its_answer(client: Driver) -> None:
-        for n in range(40):
-            future = client.submit("echo", {"x": np.full((1, 5000), n, np.float32)})
-            calls = [Call(future.result) for _ in range(3)]
-            assert {float(call.result()["y"].sum()) for call in calls} == {5000.0 * n}  # type: ignore[index]
-        wait_free(client)
-
-    def test_threads_that_wait_for_one_future_are_all_woken(client: Driver, busy: Busy) -> None:
-        future = client.submit("slow", {"ms": np.array([0.0], np.float32)})
-        calls = [Call(future.wait) for _ in range(4)]
-        until(lambda: len(client._followers) == 4, "all wait, behind the one that reads")
-        assert future.cancel()
-        for call in calls:
-            call.join(0.5)
-
-    def test_an_answer_is_taken_once(client: Driver) -> None:
-        body = client.submit_body("echo", b'{"x":[1]}', "json-row")
-        assert body.body() == body.body()
-        with pytest.raises(RuntimeError, match="taken already"):
-            body.result()
-        future = client.submit("echo", {"x": x(7)})
-        with future.answer():
-            for again in (future.result, future.answer, future.body):
-                with pytest.raises(RuntimeError, match="taken already"):
-                    again()
-            assert not future.cancel()
-            assert core(client).leased == 1
-        wait_free(client)
-
-    def test_a_failure_is_the_same_whenever_it_is_asked_for(client: Driver) -> None:
-        future = client.submit("particular", {"x": x(-2)})
-        for ask in (future.result, future.result, future.body, future.answer):
-            with pytest.raises(InvalidInput, match="'x' must not be -2"):
-                ask()
-            client.predict("echo", {"x": x(1)})
-
-    def test_cancelling_while_the_answer_is_taken(client: Driver) -> None:
-        values = np.full((1, 5000), 7, np.float32)
-        for _ in range(100):
-            future = client.submit("echo", {"x": values})
-            taking = Call(future.result)
-            while not future.done():
-                pass
-            assert not future.cancel()
-            taking.join()
-            if taking.error is None:
-                assert (taking.result()["y"] == values).all()  # type: ignore[index]
-            else:
-                assert isinstance(taking.failure(), Cancelled)
-        wait_free(client)
-
-    def test_an_answer_that_is_never_looked_at_gives_its_slot_back(client: Driver) -> None:
-        future = client.submit("echo", {"x": x(1)})
-        future.answer()
-        assert core(client).leased == 0
-
-    def test_an_answer_is_a_view_of_shared_memory(client: Driver) -> None:
-        with client.submit("echo", {"x": x(7, 8)}).answer() as outputs:
-            assert outputs["y"].base is not None
-            assert outputs["y"].tolist() == [[7, 8]]
-
-    def test_a_future_times_out_and_can_be_asked_again(client: Driver) -> None:
-        future = client.submit("slow", {"ms": np.array([300.0], np.float32)})
-        with pytest.raises(TimeoutError):
-            future.result(0.05)
-        assert future.result()["ms"] == 300
-
-    def test_forgotten_futures_give_their_slots_back(client: Driver) -> None:
-        for _ in range(300):
-            client.submit("echo", {"x": x(1)})
-            wait_free_enough(client)
-        future = client.submit("echo", {"x": x(1)})
-        future.wait()
-        del future
-        wait_free(client)
-
-    def wait_free_enough(client: Driver) -> None:
-        until(lambda: core(client).leased < 50, "room for more")
-
-    def test_a_future_answered_before_the_pool_was_lost() -> None:
-        with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
-            wait_state(client, State.READY, "echo")
-            future = client.submit("echo", {"x": x(1)})
-            body = client.submit_body("echo", b'{"x":[1]}', "json-row")
-            future.wait()
-            body.wait()
-            running.kill()
-            until(lambda: isinstance(refusal(client), PoolLost), "the loss is seen")
-            with pytest.raises(PoolLost):
-                future.result()
-            with pytest.raises(PoolLost):
-                body.body()
-
-    @pytest.mark.parametrize("size", [2, LARGEST_SLOT])
-    def test_an_answer_is_there_to_the_end_of_its_block_whatever_befalls_the_pool(size: int) -> None:
-        with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
-            wait_state(client, State.READY, "echo")
-            values = np.arange(size, dtype=np.float32)[None]
-            with client.submit("echo", {"x": values}).answer() as outputs:
-                running.kill()
-                until(lambda: isinstance(refusal(client), PoolLost), "the loss is seen")
-                assert (outputs["y"] == values).all()
-
-    def test_cancelling_wakes_whoever_waits(client: Driver, busy: Busy) -> None:
-        """Both the one thread that reads and one that follows it."""
-        futures = [client.submit("slow", {"ms": np.array([0.0], np.float32)}) for _ in range(3)]
-        calls = [Call(future.result) for future in futures]
-        for future, call in zip(futures, calls, strict=True):
-            assert future.cancel()
-            assert isinstance(call.failure(0.5), Cancelled)
-
-    def test_a_forked_child_has_no_part_in_it(client: Driver, busy: Busy) -> None:
-        """Neither answers nor cancels nor reads what is the parent's, and leaves the parent's task alone."""
-        future = client.submit("slow", {"ms": np.array([1.0], np.float32)})
-        settled = client.submit("echo", {"x": x(5)})
-        settled.wait()
-        waiter = Call(client.submit("slow", {"ms": np.array([2.0], np.float32)}).result)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                lost = 0
-                for ask in (future.result, settled.result, lambda: client.predict("echo", {"x": x(1)})):
-                    try:
-                        ask()
-                    except PoolLost:
-                        lost += 1
-                future.cancel()
-                del future, settled, ask
-                held = [target for target in targets(os.getpid()) if target.startswith("/memfd:headrace")]
-                status = 0 if lost == 3 and not held else 2
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        busy.end()
-        assert future.result()["ms"] == 1
-        assert settled.result()["y"] == 5
-        assert waiter.result()["ms"] == 2  # type: ignore[index]
-
-    def test_a_fork_while_other_threads_hold_every_lock_hangs_nobody(client: Driver) -> None:
-        connection = client._connection
-        assert connection is not None
-        with connection.link._sending, client._changed, client._reader:
-            child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                client.wait_introduced(0)
-                client.predict("echo", {"x": x(1)})
-            except PoolLost:
-                client.close()
-                status = 0
-            finally:
-                os._exit(status)
-        gone = select.poll()
-        pidfd = os.pidfd_open(child)
-        gone.register(pidfd)
-        if not gone.poll(5000):
-            os.kill(child, signal.SIGKILL)
-        os.close(pidfd)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-
-    def test_a_forked_child_does_not_hold_the_pools_end_up() -> None:
-        with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
-            wait_state(client, State.READY, "echo")
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.close(write)
-                os.read(read, 1)
-                os._exit(0)
-            os.close(read)
-            began = time.monotonic()
-            assert running.terminate() == 0
-            assert time.monotonic() - began < 5
-            os.close(write)
-            os.waitpid(child, 0)

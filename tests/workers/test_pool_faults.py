@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import signal
 import socket
-import struct
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.workers.drivers import x
 from tests.workers.pools import (
     PoolProcess,
     alive,
     children,
     pool,
+    queued,
     send,
     statuses,
-    targets,
     title,
     until,
     wait_free,
@@ -35,10 +33,6 @@ from workers.control import Register, Spill, encode
 from workers.control import send as tell
 from workers.errors import Cancelled, Overloaded
 from workers.status import State
-
-
-def x(*values: float) -> np.ndarray:
-    return np.array([values], np.float32)
 
 
 @pytest.fixture
@@ -103,7 +97,7 @@ def test_clients_that_break_the_protocol_cost_the_pool_no_descriptor(
     running: PoolProcess, client: ThreadClient
 ) -> None:
     client.predict("echo", {"x": x(1)})
-    held = len(targets(running.pid))
+    held = running.held()
     read, write = os.pipe()
     memory = os.memfd_create("test")
     os.ftruncate(memory, 8192)
@@ -126,7 +120,7 @@ def test_clients_that_break_the_protocol_cost_the_pool_no_descriptor(
             assert sock.recv(4096) == b""
     for fd in (read, write, memory):
         os.close(fd)
-    until(lambda: len(targets(running.pid)) == held, "the pool holds what it held")
+    until(lambda: running.held() == held, "the pool holds what it held")
     assert client.predict("echo", {"x": x(1)})["y"] == 1
 
 
@@ -204,7 +198,7 @@ def test_a_task_that_fills_the_batch_waits_for_no_other(client: ThreadClient) ->
 def test_what_stood_still_with_the_pool_gets_its_time_back(running: PoolProcess, client: ThreadClient) -> None:
     worker = running.worker("quick")
     future = client.submit("quick", {"ms": np.float32([1500])}, deadline=time.monotonic() + 20)
-    until(lambda: depth(client, "quick") == 0, "it has been taken")
+    until(lambda: queued(client, "quick") == 0, "it has been taken")
     both = (worker, running.pid)
     for pid in both:
         os.kill(pid, signal.SIGSTOP)
@@ -229,10 +223,3 @@ def test_an_answer_for_which_there_is_no_descriptor_fails_alone() -> None:
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
         assert len(client.predict("huge", {"n": np.array([3_000_000])})["y"][0]) == 3_000_000
         assert process.worker("huge") == worker
-
-
-def depth(client: ThreadClient, model: str) -> int:
-    """Records in the queue of a model."""
-    connection = client._connection
-    assert connection is not None
-    return int(struct.unpack("i", fcntl.ioctl(connection._queues[model], termios.FIONREAD, bytes(4)))[0]) // 64

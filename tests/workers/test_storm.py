@@ -21,7 +21,7 @@ import pytest
 
 from tests.lengths import SEED, STORM_S
 from tests.workers.drivers import Call, client_of
-from tests.workers.pools import ROOT, PoolProcess, alive, pool, send, until, wait_free, wait_replicas
+from tests.workers.pools import ROOT, PoolProcess, alive, arenas, pool, send, until, wait_free, wait_replicas
 from workers import DeadlineExceeded, Overloaded, PoolError, ThreadClient, WorkerDied
 
 CALLERS = 8
@@ -89,24 +89,35 @@ def ask(client: ThreadClient, dice: np.random.Generator) -> str:
     return "right"
 
 
+class Asking:
+    """So many callers of one client that ask one task after the other."""
+
+    def __init__(self, client: ThreadClient, callers: int, seed: int) -> None:
+        self._stop = threading.Event()
+        self._calls = [Call(lambda n=n: self._keep_asking(client, [seed, n])) for n in range(callers)]  # type: ignore[misc]
+
+    def _keep_asking(self, client: ThreadClient, seed: list[int]) -> Counter[str]:
+        dice = np.random.default_rng(seed)
+        ends: Counter[str] = Counter()
+        while not self._stop.is_set():
+            ends[ask(client, dice)] += 1
+        return ends
+
+    def end(self) -> Counter[str]:
+        """How their tasks ended, each by its kind."""
+        self._stop.set()
+        ends: Counter[str] = Counter()
+        for call in self._calls:
+            ends += call.result()  # type: ignore[arg-type]
+        return ends
+
+
 def test_killed_and_stopped_workers_cost_no_answer(running: PoolProcess) -> None:
     with client_of(running.socket_path) as client:
         wait_replicas(client, *MODELS)
-        stop = threading.Event()
-
-        def keep_asking(caller: int) -> Counter[str]:
-            dice = np.random.default_rng([SEED, caller])
-            ends: Counter[str] = Counter()
-            while not stop.is_set():
-                ends[ask(client, dice)] += 1
-            return ends
-
-        calls = [Call(lambda caller=caller: keep_asking(caller)) for caller in range(CALLERS)]  # type: ignore[misc]
+        asking = Asking(client, CALLERS, SEED)
         storm(SEED, strike_workers(running))
-        stop.set()
-        ends: Counter[str] = Counter()
-        for call in calls:
-            ends += call.result()  # type: ignore[arg-type]
+        ends = asking.end()
         deaths = sum(status.restarts for status in client.statuses().values())
         print(f"{deaths} deaths, {dict(ends)}")
         assert deaths > STORM_S, "not much of a storm"
@@ -127,21 +138,9 @@ def main(socket_path: str, seed: str) -> None:
     with client_of(socket_path) as client:
         client.wait_ready()
         print("ready", flush=True)
-        stop = threading.Event()
-
-        def keep_asking(caller: int) -> Counter[str]:
-            dice = np.random.default_rng([int(seed), caller])
-            ends: Counter[str] = Counter()
-            while not stop.is_set():
-                ends[ask(client, dice)] += 1
-            return ends
-
-        calls = [Call(lambda caller=caller: keep_asking(caller)) for caller in range(3)]  # type: ignore[misc]
+        asking = Asking(client, 3, int(seed))
         sys.stdin.read()
-        stop.set()
-        ends: Counter[str] = Counter()
-        for call in calls:
-            ends += call.result()  # type: ignore[arg-type]
+        ends = asking.end()
         wait_free(client)
         print(dict(ends), flush=True)
 
@@ -203,11 +202,6 @@ def test_killed_clients_cost_the_others_nothing(running: PoolProcess) -> None:
         wait_free(after)
         for name in MODELS:
             for pid in running.workers(name):
-                until(lambda pid=pid: others(pid) <= 1, "nothing of the dead clients is kept")  # type: ignore[misc]
-        until(lambda: others(running.pid) == 1, "nothing of the dead clients is kept")
+                until(lambda pid=pid: arenas(pid) <= 1, "nothing of the dead clients is kept")  # type: ignore[misc]
+        until(lambda: arenas(running.pid) == 1, "nothing of the dead clients is kept")
     assert alive(running.pid)
-
-
-def others(pid: int) -> int:
-    with open(f"/proc/{pid}/maps") as maps:
-        return sum("headrace-arena" in line for line in maps)
