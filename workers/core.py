@@ -191,6 +191,7 @@ class ClientCore:
         taken and the body copied; if it raises, nothing has happened."""
         size = len(body)
         task = self._lease(model, size, size, deadline_ns, CODECS[codec].wire_id, pause)
+        self._written[task.slot] = b""  # also of a copy that is broken off
         try:
             if task.spill is None:
                 copy_in(self.arena.view, task.base + SLOT_HEADER, body, pause)
@@ -200,7 +201,6 @@ class ClientCore:
             self._give_back(task)
             raise
         self.arena.words[(task.base >> 3) + INPUT] = size
-        self._written[task.slot] = b""
         return task, self._record(task, now_ns, 1)
 
     def withdraw(self, task: Task) -> None:

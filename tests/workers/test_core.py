@@ -337,6 +337,26 @@ def test_a_record_that_found_no_room_is_withdrawn(pair: Pair) -> None:
     assert pair.core.leased == 0 and len(pair.core.dropped) == 1
 
 
+def test_a_body_that_is_given_up_half_copied_spoils_nothing_for_the_next_in_its_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.arena.STEP", 64)
+    pair = Pair("a")
+
+    def gone() -> None:
+        raise Cancelled("the client has gone")
+
+    task, record = pair.submit(size=200)
+    pair.core.receive(pair.answer(record, [1.0]))
+    pair.core.release(task)
+    with pytest.raises(Cancelled):
+        pair.core.submit_body(pair.core.model("a"), b"[" * 800, "json-row", FAR, 1, gone)
+    _, again = pair.submit(size=200)
+    assert again.slot == record.slot
+    assert (pair.inputs(again)["x"] == np.arange(200)).all()
+    pair.close()
+
+
 def test_outputs_in_a_memory_file(pair: Pair) -> None:
     task, record = pair.submit()
     values = {"y": np.arange(50_000, dtype=np.float32)[None]}
