@@ -1,24 +1,27 @@
 """Where a web process's microseconds go: its stacks, sampled under load, as a table of pieces.
 
 A sample belongs to the function of ours (`service/`, `workers/`) that is nearest to the end of its stack, and to what
-that function was in: a system call, a module of somebody else's, or nothing but itself. Only samples in which the
-process was running count, so their shares are shares of its CPU.
+that function was in: a system call, a module of somebody else's, or nothing but itself. Samples are of moments in which
+the process could run. Those are the moments in which it does run if nobody takes its core from it, which would happen
+most of all in the calls that wake somebody up; so it gets a core of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.bench.load import GRACE_S, wrk
-from tests.bench.servers import ROOT, Server
+from tests.bench.load import GRACE_S
+from tests.bench.servers import ROOT, Server, processes
 
 SAMPLES_A_SECOND = 500
 ELSEWHERE = "outside our code"
@@ -82,19 +85,40 @@ def source_line(file: str, line: int) -> str:
     return lines[line - 1] if 0 < line <= len(lines) else ""
 
 
-def sampled(spy: str, server: Server, path: str, connections: int, seconds: int) -> list[tuple[list[Frame], int]]:
-    """Stacks of the web process under load, outermost frame first, and how often each was seen."""
+@contextlib.contextmanager
+def own_core(server: Server) -> Iterator[int]:
+    """The web process alone on one core; all else of ours on the others. With a single core nothing changes."""
+    web, before = server.web(), os.sched_getaffinity(0)
+    if web is None:
+        raise LookupError(f"{server.name} has no web process")
+    core = {max(before)}
+    others = before - core or before
+    everyone = [pid for pid in processes(server.directory) if pid != web]
+    try:
+        for pid in (0, *everyone):
+            os.sched_setaffinity(pid, others)
+        os.sched_setaffinity(web, core)
+        yield web
+    finally:
+        for pid in (0, web, *everyone):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(pid, before)
+
+
+def sampled(spy: str, web: int, load: Callable[[int], object], seconds: int) -> list[tuple[list[Frame], int]]:
+    """Stacks of the web process while `load` runs for so many seconds, outermost frame first, and how often each was
+    seen."""
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as beside:
         raw = Path(directory, "raw")
-        load = beside.submit(wrk, server, path, connections, seconds + 2)
+        loaded = beside.submit(load, seconds + 2)
         command = [spy, "record", "-f", "raw", "-r", str(SAMPLES_A_SECOND), "-d", str(seconds), "--full-filenames"]
         subprocess.run(
-            [*command, "-o", str(raw), "-p", str(server.web())],
+            [*command, "-o", str(raw), "-p", str(web)],
             check=True,
             capture_output=True,
             timeout=seconds + GRACE_S,
         )
-        load.result()
+        loaded.result()
         return [parsed(line) for line in raw.read_text().splitlines()]
 
 
