@@ -26,6 +26,7 @@ from workers.arena import reserve
 
 ROUNDS = int(os.environ.get("HEADRACE_BENCH_ROUNDS", "9"))
 ROOT = Path(__file__).parents[2]
+WEIGHTS_MB = 400
 CONFIG = """
 [models.score]
 model = "workers.models.dense:Dense"
@@ -42,13 +43,19 @@ model = "tests.models.mlp:Mlp"
 max_delay_ms = 5
 replicas = 2
 """
+WEIGHING = """
+[models.big]
+model = "tests.models.zoo:BigWeights"
+replicas = 2
+options = {{ mb = {mb} }}
+"""
 
 
 @contextlib.contextmanager
-def running_pool() -> Iterator[tuple[ThreadClient, int]]:
+def running_pool(models: str = CONFIG) -> Iterator[tuple[ThreadClient, int]]:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "headrace.toml")
-        config.write_text(CONFIG)
+        config.write_text(models)
         socket_path = str(Path(directory, "pool.sock"))
         env = dict(os.environ, HEADRACE_CONFIG=str(config), HEADRACE_POOL_SOCKET=socket_path)
         pool = subprocess.Popen(
@@ -63,11 +70,13 @@ def running_pool() -> Iterator[tuple[ThreadClient, int]]:
             pool.wait(30)
 
 
-def worker_pid(pool: int, model: str) -> int:
-    for child in Path(f"/proc/{pool}/task/{pool}/children").read_text().split():
-        if Path(f"/proc/{child}/cmdline").read_bytes().startswith(f"headrace worker {model}[0]".encode()):
-            return int(child)
-    raise LookupError(model)
+def worker_pids(pool: int, model: str) -> list[int]:
+    """The pids of a model's workers, by index."""
+    titles = {
+        Path(f"/proc/{child}/cmdline").read_bytes(): int(child)
+        for child in Path(f"/proc/{pool}/task/{pool}/children").read_text().split()
+    }
+    return [titles[title] for title in sorted(titles) if title.startswith(f"headrace worker {model}[".encode())]
 
 
 @contextlib.contextmanager
@@ -109,7 +118,7 @@ def times(once: Callable[[], object], count: int) -> list[float]:
 
 def round_trip(client: ThreadClient, pool: int) -> None:
     inputs = {"features": np.array([[1, 2, 3, 4]], np.float32)}
-    worker = worker_pid(pool, "score")
+    (worker,) = worker_pids(pool, "score")
     cpus = sorted(os.sched_getaffinity(0))
     with ping_pong() as (bare, child):
         places = {"a core each": ({cpus[0]}, {cpus[-1]}), "one core": ({cpus[0]}, {cpus[0]})}
@@ -204,6 +213,34 @@ def replicas(client: ThreadClient) -> None:
     )
 
 
+def shared_weights() -> None:
+    """Memory, unlike time, is the same however busy the machine is."""
+    much, little = held_with_weights(WEIGHTS_MB), held_with_weights(1)
+    row(
+        f"memory (PSS) of a pool and two replicas with {WEIGHTS_MB} MB of shared weights",
+        f"{much:.0f} MB",
+        f"with 1 MB of weights {little:.0f} MB; two copies are {2 * WEIGHTS_MB} MB",
+        f"{much - little:.0f} MB more",
+        f"about {WEIGHTS_MB} MB more",
+    )
+
+
+def held_with_weights(mb: int) -> float:
+    """Megabytes of the pool and two replicas that share so many, each page of them read by both."""
+    with running_pool(WEIGHING.format(mb=mb)) as (client, pool):
+        seen: set[int] = set()
+        while len(seen) < 2:
+            answer = client.predict("big", {"x": np.ones(1, np.float32)})
+            seen.add(int(answer["pid"][0]))
+        return sum(pss_mb(pid) for pid in (pool, *worker_pids(pool, "big")))
+
+
+def pss_mb(pid: int) -> float:
+    """What falls to a process of the memory that is mapped, shared pages in part."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+
+
 def row(*cells: str) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -216,6 +253,7 @@ def main() -> None:
         throughput(client)
         large_tensor(client)
         replicas(client)
+    shared_weights()
 
 
 if __name__ == "__main__":
