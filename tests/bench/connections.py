@@ -7,6 +7,7 @@ It is a process of its own and prints one line, a `FairRun` of `tests.bench.load
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import select
@@ -33,7 +34,8 @@ class Connection:
 
     def send(self) -> None:
         self._sent = time.perf_counter()
-        self.socket.sendall(self._request)
+        with contextlib.suppress(OSError):  # the next `receive` finds out
+            self.socket.sendall(self._request)
 
     def receive(self) -> bool:
         """Take what has come, and ask again if that was the answer. False when the server has closed."""
