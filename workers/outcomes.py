@@ -17,7 +17,7 @@ from workers.errors import ModelFailed, Overloaded, PoolError, code_of
 from workers.inbox import ENTRIES, FINISHED, Inbox
 from workers.model import Array, Model
 from workers.records import ERROR_ROOM, FRAME, OUTPUT, RECORD_WORDS, SlotState
-from workers.tasks import Task
+from workers.tasks import HeldTask
 from workers.tensors import Layout, Layouts
 
 _DONE, _SPILLED, _FAILED = int(SlotState.DONE), int(SlotState.SPILLED), int(SlotState.FAILED)
@@ -34,7 +34,7 @@ class Outcomes:
         self._layouts = layouts
         self._spill_limit = spill_limit
 
-    def answer(self, part: list[Task], outputs: Mapping[str, Array]) -> None:
+    def answer(self, part: list[HeldTask], outputs: Mapping[str, Array]) -> None:
         """Put the outputs of tasks of one layout, size of slot and client into their slots."""
         first = part[0]
         if first.codec:
@@ -64,7 +64,7 @@ class Outcomes:
             arena.words[(task.base >> 3) + OUTPUT] = at << 32 | length
         self.finish(part, _DONE)
 
-    def _answer_body(self, task: Task, outputs: Mapping[str, Array]) -> None:
+    def _answer_body(self, task: HeldTask, outputs: Mapping[str, Array]) -> None:
         try:
             body = BY_WIRE_ID[task.codec].encode(outputs, self._model.outputs)
         except PoolError as error:
@@ -83,7 +83,7 @@ class Outcomes:
 
             self._spill(task, len(body), len(body), fill)
 
-    def _spill_arrays(self, task: Task, layout: Layout, outputs: Mapping[str, Array]) -> None:
+    def _spill_arrays(self, task: HeldTask, layout: Layout, outputs: Mapping[str, Array]) -> None:
         def fill(memory: mmap.mmap) -> None:
             memory[: len(layout.descriptor)] = layout.descriptor
             for name, view in layout.views(memory, 0).items():
@@ -91,7 +91,7 @@ class Outcomes:
 
         self._spill(task, layout.size, len(layout.descriptor), fill)
 
-    def _spill(self, task: Task, size: int, length: int, fill: Callable[[mmap.mmap], None]) -> None:
+    def _spill(self, task: HeldTask, size: int, length: int, fill: Callable[[mmap.mmap], None]) -> None:
         """Outputs that outgrow the slot travel in a memory file, with their final frame, through the pool."""
         if size > self._spill_limit:
             self.fail(task, ModelFailed(f"the answer is {size} bytes, and at most {self._spill_limit} can be given"))
@@ -111,7 +111,7 @@ class Outcomes:
         spill.close()
         self._let_go(task)
 
-    def fail(self, task: Task, error: PoolError) -> None:
+    def fail(self, task: HeldTask, error: PoolError) -> None:
         text = (str(error) or error.code).encode("utf-8", "replace")[: ERROR_ROOM // 2].decode("utf-8", "ignore")
         block = f"{code_of(error)}\n{text}".encode()
         arena = task.client.arena
@@ -121,7 +121,7 @@ class Outcomes:
         self.finish([task], _FAILED)
         self._inbox.words[FINISHED] += 1
 
-    def finish(self, part: list[Task], outcome: int) -> None:
+    def finish(self, part: list[HeldTask], outcome: int) -> None:
         """Outcome into the slots, then the frames, then the entries are cleared. All tasks of one client."""
         client = part[0].client
         words = client.arena.words
@@ -132,7 +132,7 @@ class Outcomes:
         for task in part:
             self._let_go(task)
 
-    def _let_go(self, task: Task) -> None:
+    def _let_go(self, task: HeldTask) -> None:
         self._inbox.clear(task.entry)
         task.arrays = None
         if task.spill is not None:

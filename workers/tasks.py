@@ -12,8 +12,8 @@ from workers.records import CANCEL, CONTROL, FRAMES_PER_WRITE, SLOT_HEADER
 from workers.tensors import Layout
 
 
-class Client:
-    """Whom tasks are for: its arena, and the reply pipe its frames go to."""
+class ClientView:
+    """A client as a worker sees it, whom tasks are for: its arena, and the reply pipe its frames go to."""
 
     __slots__ = ("arena", "frames", "reply")
 
@@ -32,7 +32,7 @@ class Client:
         self.arena.close()
 
 
-class Task:
+class HeldTask:
     """A task that this worker holds, in an entry of its inbox. `arrays` is set where the inputs do not lie in the slot:
     a decoded body, or a spill. `at`: where the outcome goes, in bytes from the slot's start."""
 
@@ -54,7 +54,7 @@ class Task:
     )
 
     def __init__(
-        self, entry: int, client: Client, slot: int, seq: int, deadline_ns: int, charges: int, codec: int
+        self, entry: int, client: ClientView, slot: int, seq: int, deadline_ns: int, charges: int, codec: int
     ) -> None:
         self.entry = entry
         self.client = client
@@ -85,11 +85,11 @@ class Task:
         return self.layout.rows
 
 
-def parts_of(tasks: list[Task]) -> list[list[Task]]:
+def parts_of(tasks: list[HeldTask]) -> list[list[HeldTask]]:
     """Tasks whose tensors lie alike, together: one client, one size of slot, one layout, in the slot itself."""
     if len(tasks) == 1:
         return [tasks]
-    parts: dict[tuple[int, int, int], list[Task]] = {}
+    parts: dict[tuple[int, int, int], list[HeldTask]] = {}
     apart = []
     for task in tasks:
         if task.arrays is not None:
@@ -104,7 +104,7 @@ def parts_of(tasks: list[Task]) -> list[list[Task]]:
     return [*parts.values(), *apart]
 
 
-def gather_inputs(parts: list[list[Task]]) -> dict[str, Array]:
+def gather_inputs(parts: list[list[HeldTask]]) -> dict[str, Array]:
     """The batch's arrays: views of shared memory for a single task, else one copy."""
     pieces = [_piece(part) for part in parts]
     if len(pieces) == 1:
@@ -116,7 +116,7 @@ def gather_inputs(parts: list[list[Task]]) -> dict[str, Array]:
     return batch
 
 
-def _piece(part: list[Task]) -> dict[str, Array]:
+def _piece(part: list[HeldTask]) -> dict[str, Array]:
     first = part[0]
     if first.arrays is not None:
         return {name: a.view() for name, a in first.arrays.items()}

@@ -20,7 +20,7 @@ from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
 from workers.model import Model
 from workers.outcomes import Outcomes
 from workers.records import INPUT, RECORD, RECORD_SIZE, SLOT_HEADER, SlotState
-from workers.tasks import Client, Task, gather_inputs, parts_of
+from workers.tasks import ClientView, HeldTask, gather_inputs, parts_of
 from workers.tensors import Layouts, OutputChecks, align, signature
 
 log = logging.getLogger("headrace.worker")
@@ -72,7 +72,7 @@ class Worker:
         # What is free of the inbox behind n records.
         self._room = [inbox.entries[n * RECORD_SIZE :] for n in range(inbox.capacity)]
         self._max_delay_ns = max_delay_ns
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, ClientView] = {}
         self._dropped: list[int] = []
         self._warm_until = 0
         self._layouts = Layouts()
@@ -211,7 +211,7 @@ class Worker:
         self._inbox.words[TURNS] += 1
         self._close_dropped()
 
-    def _open(self, entry: int, now: int) -> Task | None:
+    def _open(self, entry: int, now: int) -> HeldTask | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
         arena_id, seq, deadline, _, spill, slot, charges, codec, _ = RECORD.unpack_from(
             self._inbox.entries, entry * RECORD_SIZE
@@ -220,7 +220,7 @@ class Worker:
         if client is None or client.arena.words[CLOSED]:
             self._inbox.clear(entry)
             return None
-        task = Task(entry, client, slot, seq, deadline, charges, codec)
+        task = HeldTask(entry, client, slot, seq, deadline, charges, codec)
         words = client.arena.words
         at = task.base >> 3
         word = words[at]
@@ -243,7 +243,7 @@ class Worker:
             return None
         return task
 
-    def _wanted(self, task: Task, now: int) -> bool:
+    def _wanted(self, task: HeldTask, now: int) -> bool:
         """Whether somebody still waits for the task; if not it is finished here."""
         if task.cancelled:
             self._outcomes.finish([task], _CANCELLED)
@@ -253,7 +253,7 @@ class Worker:
             return True
         return False
 
-    def _find_inputs(self, task: Task, size: int, spill: int) -> None:
+    def _find_inputs(self, task: HeldTask, size: int, spill: int) -> None:
         arena = task.client.arena
         if spill:
             task.spill = self._pull_spill(spill)
@@ -275,12 +275,12 @@ class Worker:
         else:
             task.at = align(SLOT_HEADER + task.layout.size)
 
-    def _pull(self, arena_id: int) -> Client | None:
+    def _pull(self, arena_id: int) -> ClientView | None:
         """Ask the pool for an arena met for the first time; None if its client is gone."""
         fds = self._ask(arena_id, 2)
         if not fds:
             return None
-        client = self._clients[arena_id] = Client(Arena(fds[0]), fds[1])
+        client = self._clients[arena_id] = ClientView(Arena(fds[0]), fds[1])
         return client
 
     def _pull_spill(self, spill: int) -> Spill:
@@ -304,23 +304,23 @@ class Worker:
 
     # Running.
 
-    def _mark_running(self, tasks: list[Task]) -> None:
+    def _mark_running(self, tasks: list[HeldTask]) -> None:
         self._inbox.words[BUSY_SINCE] = time.monotonic_ns()
         for task in tasks:
             task.client.arena.words[task.base >> 3] = task.seq << 8 | _RUNNING
 
-    def _mark_queued(self, tasks: list[Task]) -> None:
+    def _mark_queued(self, tasks: list[HeldTask]) -> None:
         for task in tasks:
             task.client.arena.words[task.base >> 3] = task.seq << 8 | _QUEUED
 
-    def _run_wanted(self, tasks: list[Task]) -> None:
+    def _run_wanted(self, tasks: list[HeldTask]) -> None:
         """As `_run`, for tasks that were opened a while ago: other batches have been run since."""
         now = time.monotonic_ns()
         wanted = [task for task in tasks if self._wanted(task, now)]
         if wanted:
             self._run(wanted)
 
-    def _run(self, tasks: list[Task]) -> None:
+    def _run(self, tasks: list[HeldTask]) -> None:
         """Run a batch; if it fails its tasks are run singly, so that one bad one fails alone."""
         self._mark_running(tasks)
         parts = parts_of(tasks)
