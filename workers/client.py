@@ -98,11 +98,10 @@ class Future:
             _wake([task])
             self._connection.nudge()
             return True
-        if self._untaken:
-            with contextlib.suppress(IndexError):
-                self._untaken.pop()
-                self._core.release(task)
-                self._settle(Cancelled("the task was cancelled"))
+        with contextlib.suppress(IndexError):
+            self._untaken.pop()
+            self._core.release(task)
+            self._settle(Cancelled("the task was cancelled"))
         return False
 
     def __del__(self) -> None:
@@ -114,11 +113,9 @@ class Future:
 
     def _take(self, read: Callable[[Task], dict[str, Array] | bytes], timeout: float | None) -> Fate:
         """What `read` makes of the answer, or what became of it in the hands of another."""
-        task = self._task
-        if not (task.outcome or task.error):
-            self._client.wait_for(self._connection, task, timeout)
+        self.wait(timeout)
         try:
-            self._untaken.pop()
+            task = self._untaken.pop()
         except IndexError:
             return self._await_fate(timeout)
         fate: Fate = TAKEN
@@ -134,8 +131,7 @@ class Future:
 
     def _settle(self, fate: Fate) -> None:
         self._fate = fate
-        if self._task.wakes:
-            _wake([self._task])
+        _wake([self._task])
 
     def _await_fate(self, timeout: float | None) -> Fate:
         """The first has the answer in hand, and says in a moment what becomes of it."""

@@ -81,11 +81,10 @@ class Served:
         self._max_queue = self._size_pipe()
         self._board = Board.create(config.replicas)
         self._places = [Place(i) for i in range(config.replicas)]
-        self._specs: control.Loaded | None = None
+        self._specs: control.Loaded | None = None  # known once a replica has been ready
         self._weights = -1
         self._builder: Replica | None = None
         self._waiting_for_weights: list[Replica] = []
-        self._was_ready = False
         self._refusal: control.LoadFailed | None = None
         self._reason = ""
         self._restarts = 0
@@ -129,7 +128,7 @@ class Served:
             return State.READY
         if all(place.fruitless >= CRASH_LOOP for place in self._places):
             return State.CRASH_LOOPED
-        return State.RESTARTING if self._was_ready else State.LOADING
+        return State.RESTARTING if self._specs is not None else State.LOADING
 
     def status(self) -> ModelStatus:
         refusal = self._refusal
@@ -256,7 +255,6 @@ class Served:
         elif isinstance(message, control.Loaded):
             replica.ready = True
             self._specs = message
-            self._was_ready = True
             self._reason = ""
         elif isinstance(message, control.LoadFailed):
             replica.failed = message
@@ -351,7 +349,7 @@ class Served:
     def _count_death(self, place: Place, replica: Replica, how: str) -> None:
         if self._draining:
             return
-        if replica.failed is not None and replica.failed.code and not self._was_ready:
+        if replica.failed is not None and replica.failed.code and self._specs is None:
             self._refusal = replica.failed
             log.warning("model %s refuses: %s", self.name, replica.failed.reason)
             return
