@@ -194,6 +194,23 @@ def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """A child of fork that does nothing but hold what it has got, until the block ends."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
 def children(pid: int) -> list[int]:
     pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.workers.drivers import Busy, Call, client_of, client_with, ms, refusal, x
-from tests.workers.pools import PoolProcess, core, pool, targets, until, wait_free, wait_state
+from tests.workers.pools import PoolProcess, core, forked, pool, targets, until, wait_free, wait_state
 from workers import Cancelled, InvalidInput, PoolLost, State, ThreadClient
 
 MODELS: dict[str, dict[str, object]] = {
@@ -239,15 +239,7 @@ def test_a_fork_while_other_threads_hold_every_lock_hangs_nobody(client: ThreadC
 def test_a_forked_child_does_not_hold_the_pools_end_up() -> None:
     with pool({"echo": {"model": "Echo"}}) as running, client_of(running.socket_path) as client:
         wait_state(client, State.READY, "echo")
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(write)
-            os.read(read, 1)
-            os._exit(0)
-        os.close(read)
-        began = time.monotonic()
-        assert running.terminate() == 0
-        assert time.monotonic() - began < 5
-        os.close(write)
-        os.waitpid(child, 0)
+        with forked():
+            began = time.monotonic()
+            assert running.terminate() == 0
+            assert time.monotonic() - began < 5

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.pools import ROOT, until
+from tests.workers.pools import ROOT, forked, until
 from workers import launch
 
 
@@ -52,18 +52,10 @@ def test_a_lock_is_held_until_the_last_process_that_has_it_is_gone(tmp_path: Pat
     path = tmp_path / "a.lock"
     assert not launch.locked(path)
     fd = launch.lock(path)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    assert launch.locked(path) and launch.lock(path) == -1
-    os.close(fd)
-    assert launch.locked(path) and launch.lock(path) == -1
-    os.close(write)
-    os.waitpid(child, 0)
+    with forked():
+        assert launch.locked(path) and launch.lock(path) == -1
+        os.close(fd)
+        assert launch.locked(path) and launch.lock(path) == -1
     assert not launch.locked(path)
 
 
