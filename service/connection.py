@@ -2,12 +2,15 @@
 
 `Reader` is where every byte of a request comes from, so it holds the deadlines: one for the first byte of a
 connection, one for the whole head counted from its first byte, one for the body, and gunicorn's `keepalive` for the
-silence between requests. `Answer` is gunicorn's response with a deadline for a client that does not read. The
-gunicorn master loads this module, so it imports nothing of the application.
+silence between requests. It feeds gunicorn's parser, as gunicorn's own reader would, or hands out whole heads to be
+read without it (`next_head`); what is not taken that way is put back. `Answer` is gunicorn's response with a deadline
+for a client that does not read, sent in as few pieces as can be. The gunicorn master loads this module, so it imports
+nothing of the application.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import ssl
@@ -16,11 +19,14 @@ from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gunicorn.http.body import ChunkedReader, LengthReader
+import gevent
+from gevent.socket import socket as GeventSocket
+from gunicorn import util
+from gunicorn.http.body import Body, ChunkedReader, LengthReader
 from gunicorn.http.unreader import SocketUnreader
-from gunicorn.http.wsgi import Response
+from gunicorn.http.wsgi import HEADER_VALUE_RE, Response, _make_early_hints_callback
 
 from service.config import Settings
 from service.environ import CLOSE_KEY
@@ -35,10 +41,15 @@ _DRAINED = (
 _LINGER_S = 5.0
 _LINGER_IDLE_S = 1.0
 _SEND_STEP = 256 * 1024
+_HEAD_READ = 16 * 1024
+_JOINED = 64 * 1024  # bytes of a piece that is sent in one with the head by copying it
 
 # To sleep so long lets the hub look at its sockets. To sleep 0 seconds only lets greenlets run that are ready by
 # then, some fifty times before it looks, and a new request is not noticed for so long.
 TURN_S = 1e-9
+
+
+T = TypeVar("T")
 
 
 class SlowHead(Exception):
@@ -74,26 +85,80 @@ class Patience:
 
 
 class Reader(SocketUnreader):  # type: ignore[misc]
-    """Reads one connection for gunicorn's parser. `idle` is the set of readers that wait for a request to begin."""
+    """Reads one connection. `keepalive`: seconds of silence allowed between two requests. `doorbell`: rings for it,
+    where `next_head` is called."""
 
-    def __init__(self, sock: socket.socket, settings: Settings, keepalive: float, idle: set[Reader]) -> None:
+    def __init__(
+        self, sock: socket.socket, settings: Settings, keepalive: float, doorbell: Doorbell | None = None
+    ) -> None:
         super().__init__(sock)
         self.idle_since = time.monotonic()
         self.requests = 0
         self.failure: OSError | None = None  # of reading a body: the client's, if the application lets it pass
         self._settings = settings
         self._keepalive = keepalive
-        self._idle = idle
         self._phase = Phase.IDLE
+        self._rest = b""  # what has come behind a head that `next_head` gave out
+        self._doorbell = doorbell
         self._until = 0.0  # of a head, or of the rest of a body
         self._patience = Patience(settings.body_timeout)
         self._owes_continue = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next request has not begun to arrive."""
+        return self._phase is Phase.IDLE
 
     def begin_head(self) -> None:
         self._owes_continue = False
         self._phase = Phase.IDLE
         if self.buf.getbuffer().nbytes:
             self._head_has_begun()
+
+    def next_head(self, longest: int) -> bytes:
+        """The next request's head with its empty line, if it comes in one piece and is no longer than that. Otherwise
+        b"": what has come is there for gunicorn's parser. `ClientGone` when nothing comes any more."""
+        self._owes_continue = False
+        self._phase = Phase.IDLE
+        data = self._rest or self.take_buffered()
+        if not data:
+            assert self._doorbell is not None
+            self.idle_since = time.monotonic()
+            data = self._doorbell.wait(self._keepalive if self.requests else self._settings.header_timeout)
+        end = data.find(b"\r\n\r\n") + 4
+        if 4 <= end <= longest:
+            self._rest = data[end:]
+            return data[:end]
+        self._rest = b""
+        self.unread(data)
+        self._head_has_begun()
+        return b""
+
+    def put_back(self, head: bytes) -> None:
+        """A head that `next_head` gave out is for gunicorn's parser after all."""
+        self.unread(head + self._rest)
+        self._rest = b""
+        self._head_has_begun()
+
+    def begin_plain_body(self, length: int) -> tuple[io.BytesIO | Input, Input | None]:
+        """The body behind the head that `next_head` gave out, as the application reads it; and once more if it has not
+        come as a whole, None if it has."""
+        rest = self._rest
+        if len(rest) >= length:
+            self.requests += 1
+            self._phase = Phase.BODY
+            self._rest = rest[length:]
+            return io.BytesIO(rest[:length]), None
+        self.unread(rest)
+        self._rest = b""
+        self.begin_body(expects_continue=False)
+        body = Input(LengthReader(self, length))
+        return body, body
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes of a next request have come with the last one."""
+        return bool(self._rest)
 
     def begin_body(self, expects_continue: bool) -> None:
         """`expects_continue`: the client holds the body back for a `100 Continue`, which is sent when the body is
@@ -119,20 +184,34 @@ class Reader(SocketUnreader):  # type: ignore[misc]
                 raise SlowHead from None
             raise
 
+    def look(self, now: float) -> None:
+        """To be called now and then: sees to it that a client which has been silent for too long is noticed."""
+        if self._doorbell is not None:
+            self._doorbell.look(now)
+
+    def close(self) -> None:
+        if self._doorbell is not None:
+            self._doorbell.close()
+
     def leaves_body(self, body: Any) -> bool:
         """Whether so much of the body is unread, or held back, that no next request can be read after it."""
+        if body is None:
+            return False
         if self._owes_continue or body.failed:
             return True
         return isinstance(body.reader, LengthReader) and body.reader.length > _DRAINED
 
     def has_unread(self, body: Any) -> bool:
         """Whether the client has sent, or still sends, bytes nobody has read."""
-        reader = body.reader
-        if isinstance(reader, LengthReader) and reader.length > 0:
-            return True
-        if isinstance(reader, ChunkedReader) and reader.parser is not None:
-            return True
-        if body.failed or self.buf.getbuffer().nbytes:
+        if body is not None:
+            reader = body.reader
+            if isinstance(reader, LengthReader) and reader.length > 0:
+                return True
+            if isinstance(reader, ChunkedReader) and reader.parser is not None:
+                return True
+            if body.failed:
+                return True
+        if self._rest or self.buf.getbuffer().nbytes:
             return True
         if isinstance(self.sock, ssl.SSLSocket):
             return False
@@ -160,13 +239,10 @@ class Reader(SocketUnreader):  # type: ignore[misc]
 
     def _first_bytes(self) -> bytes:
         self.idle_since = time.monotonic()
-        self._idle.add(self)
         try:
             data = self._receive(self.mxchunk, self._keepalive if self.requests else self._settings.header_timeout)
         except TimeoutError:
             return b""
-        finally:
-            self._idle.discard(self)
         self._head_has_begun()
         return data
 
@@ -179,21 +255,121 @@ class Reader(SocketUnreader):  # type: ignore[misc]
             self._owes_continue = False
             self.sock.settimeout(self._settings.send_timeout)
             self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return self._within_patience(lambda seconds: self._receive(size, seconds), len)
+
+    def read_body_into(self, view: memoryview) -> int:
+        """Some bytes of the body, from the socket to where they are wanted; what is buffered comes first."""
+        if self.buf.getbuffer().nbytes:
+            data = self.take_buffered()
+            size = min(len(data), len(view))
+            view[:size] = data[:size]
+            self.unread(data[size:])
+            return size
+        return self._within_patience(lambda seconds: self._receive_into(view, seconds), int)
+
+    def _within_patience(self, receive: Callable[[float], T], size_of: Callable[[T], int]) -> T:
         since = time.monotonic()
         try:
-            data = self._receive(size, self._patience.left())
+            received = receive(self._patience.left())
         except OSError as error:
             self.failure = error
             raise
-        self._patience.spend(since, len(data))
-        return data
+        self._patience.spend(since, size_of(received))
+        return received
 
     def _receive(self, size: int, seconds: float) -> bytes:
+        self._may_take(seconds)
+        data: bytes = self.sock.recv(size)
+        return data
+
+    def _receive_into(self, view: memoryview, seconds: float) -> int:
+        self._may_take(seconds)
+        size: int = self.sock.recv_into(view)
+        return size
+
+    def _may_take(self, seconds: float) -> None:
         if seconds <= 0:
             raise TimeoutError
         self.sock.settimeout(seconds)
-        data: bytes = self.sock.recv(size)
-        return data
+
+
+class Doorbell:
+    """Wakes the greenlet of a connection when its client sends something. One watcher for the life of the connection:
+    to start and stop one for every request, as a gevent socket does, costs more than the rest of the wait."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock._sock  # type: ignore[attr-defined]  # the system's, which never blocks
+        self._hub = gevent.get_hub()
+        self._greenlet = gevent.getcurrent()
+        self._watcher = self._hub.loop.io(sock.fileno(), 1)
+        self._watching = False
+        self._waiting = False
+        self._until = 0.0
+
+    def wait(self, seconds: float) -> bytes:
+        """What the client sends next. `ClientGone` when it closes, or sends nothing for so long, by `look`'s clock."""
+        self._until = time.monotonic() + seconds
+        while True:
+            if not self._watching:
+                self._watcher.start(self._ring)
+                self._watching = True
+            self._waiting = True
+            try:
+                self._hub.switch()
+            finally:
+                self._waiting = False
+            try:
+                data: bytes = self._sock.recv(_HEAD_READ)
+            except BlockingIOError:
+                if time.monotonic() >= self._until:
+                    raise ClientGone from None
+                continue
+            except OSError as error:
+                raise ClientGone from error
+            if not data:
+                raise ClientGone
+            return data
+
+    def _ring(self) -> None:
+        if self._waiting:
+            self._greenlet.switch()
+        else:
+            # Something has come, or the client has gone, while its request is at work. It would go on ringing.
+            self._watcher.stop()
+            self._watching = False
+
+    def look(self, now: float) -> None:
+        """To be called now and then: lets the greenlet know if its time is over."""
+        if self._waiting and now >= self._until:
+            self._hub.loop.run_callback(self._ring)
+
+    def close(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+
+
+class Input(Body):  # type: ignore[misc]
+    """A body that has not come as a whole, which can also be read into memory of the application's, a slot for one."""
+
+    def readinto(self, buffer: Any) -> int:
+        """As many bytes as there are at once, without a copy in between; 0 at the end of the body."""
+        with memoryview(buffer) as whole, whole.cast("B") as view:
+            if self.buf.tell():
+                data = self.read(len(view))
+                view[: len(data)] = data
+                return len(data)
+            reader = self.reader
+            size = min(len(view), reader.length)
+            if not size:
+                return 0
+            try:
+                with view[:size] as part:
+                    got: int = reader.unreader.read_body_into(part)
+            except Exception:
+                self.failed = True
+                raise
+            reader.length -= got if got else size  # the end before its time: nothing more will come
+            return got
 
 
 class Lives(Protocol):
@@ -201,52 +377,144 @@ class Lives(Protocol):
 
 
 class Answer(Response):  # type: ignore[misc]
-    """gunicorn's response, closing the connection when that is asked for, sending no slower than a client may read."""
+    """gunicorn's response, closing the connection when that is asked for, sending no slower than a client may read.
+
+    The head waits for the first piece of the body and leaves with it. Pieces may be `bytes` or contiguous memoryviews,
+    which are sent from where they lie.
+    """
 
     environ: WSGIEnvironment
+    headers_sent: bool
 
     def __init__(self, req: Any, sock: socket.socket, cfg: Any, worker: Lives, reader: Reader, send_timeout: float):
         super().__init__(req, sock, cfg)
         self._worker = worker
         self._reader = reader
         self._patience = Patience(send_timeout)
+        self._head = b""
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if not self._worker.alive or self.environ.get(CLOSE_KEY) or self._reader.leaves_body(self.req.body):
             self.force_close()
         return super().start_response(status, headers, exc_info)
 
+    def process_headers(self, headers: list[tuple[str, str]]) -> None:
+        for name, value in headers:
+            # The rules are gunicorn's; most fields have none but that of their characters.
+            if name in _ORDINARY and type(value) is str and HEADER_VALUE_RE.fullmatch(value):
+                self.headers.append((name, value.strip(" \t")))
+            else:
+                before = len(self.headers)
+                super().process_headers([(name, value)])
+                if len(self.headers) > before and name.lower() not in _RULED and len(_ORDINARY) < _MAX_ORDINARY:
+                    _ORDINARY.add(name)
+
     def can_sendfile(self) -> bool:
         return False  # with gevent it is a loop of reads and sends too, and one that knows no deadline
 
     def send_headers(self) -> None:
-        if not self.headers_sent:
-            self._send(super().send_headers)
+        """Makes the head; `flush` sends it, if no piece of the body has taken it along."""
+        if self.headers_sent:
+            return
+        self.headers_sent = True
+        connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
+        major, minor = self.req.version
+        framing = "Transfer-Encoding: chunked\r\n" if self.chunked else ""
+        fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
+        self._head = (
+            f"HTTP/{major}.{minor} {self.status}\r\nServer: {self.version}\r\nDate: {_date()}\r\n"
+            f"Connection: {connection}\r\n{framing}{fields}\r\n"
+        ).encode("latin-1")
+
+    def write(self, arg: bytes | memoryview) -> None:
+        try:
+            if type(arg) is memoryview:
+                arg = arg.cast("B")
+                self._write_view(arg)
+            else:
+                super().write(arg)
+        finally:
+            self.flush()
+
+    def _write_view(self, view: memoryview) -> None:
+        """As `write` for bytes, which asks for nothing but their length."""
+        self.send_headers()
+        if self.response_length is not None:
+            view = view[: max(self.response_length - self.sent, 0)]
+        if view and not self._omits_body:
+            self.sent += len(view)
+            self._emit_body(view)
+
+    def flush(self) -> None:
+        """Send a head that nothing has taken along."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._send_all(head)
 
     def close(self) -> None:
         self.send_headers()
-        self._send(super().close)
-
-    def _emit_body(self, data: bytes) -> None:
+        self.flush()
         if self.chunked:
-            data = b"%X\r\n%b\r\n" % (len(data), data)
+            self._send_all(b"0\r\n\r\n")
+
+    def early_hints(self, headers: list[tuple[str, str]]) -> None:
+        """`wsgi.early_hints`."""
+        _make_early_hints_callback(self.req, self.sock, self)(headers)
+
+    def _emit_body(self, data: bytes | memoryview) -> None:
+        if self.chunked:
+            data = b"".join((b"%X\r\n" % len(data), data, b"\r\n"))
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) <= _JOINED:
+                data = head + data
+            else:
+                self._send_all(head)
+        self._send_all(data)
+
+    def _send_all(self, data: bytes | memoryview) -> None:
         # Not `sendall`: its timeout would be one for all of the data, however large.
         left = memoryview(data)
+        if type(self.sock) is GeventSocket:
+            try:
+                left = left[self.sock._sock.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise ClientGone from error
         while left:
             left = left[self._send(partial(self.sock.send, left[:_SEND_STEP])) :]
 
-    def _send(self, send: Callable[[], int | None]) -> int:
+    def _send(self, send: Callable[[], int]) -> int:
         """What `send` says it has sent, within the client's time."""
         since, seconds = time.monotonic(), self._patience.left()
         try:
             if seconds <= 0:
                 raise TimeoutError
             self.sock.settimeout(seconds)
-            sent = send() or 0
+            sent = send()
         except OSError as error:
             raise ClientGone from error
         self._patience.spend(since, sent)
         return sent
+
+
+# Names of fields that gunicorn treats as no more than a name and a value; learned from what it lets pass.
+_ORDINARY: set[str] = set()
+_RULED = frozenset({"content-length", "connection", "upgrade"})
+_MAX_ORDINARY = 1024
+
+_date_of = 0
+_date_text = ""
+
+
+def _date() -> str:
+    """The value of `Date`, which changes once a second."""
+    global _date_of, _date_text
+    now = int(time.time())
+    if now != _date_of:
+        _date_of, _date_text = now, util.http_date(now)
+    return _date_text
 
 
 def refuse(sock: socket.socket, status: int, reason: str) -> None:

@@ -1,6 +1,9 @@
-"""The gunicorn worker class: gunicorn's gevent worker with deadlines, JSON errors and an end that loses nobody.
+"""The gunicorn worker class: gunicorn's gevent worker, lean for plain requests, with deadlines, JSON errors and an
+end that loses nobody.
 
 What differs from the base class:
+- a plain request (`service.plain`) is read by a parser in C and answered in one send; every other one, its bytes put
+  back, goes gunicorn's own way, and both ways give the same answer;
 - every wait for a client has a deadline: the head of a request, its body, the reading of the answer;
 - an error gunicorn itself answers is JSON, and costs the log one line when it is the client's;
 - SIGTERM, SIGINT, SIGQUIT, `max_requests` and a lost master all end alike: no new connections, answers to all
@@ -25,18 +28,23 @@ from typing import Any
 
 import gevent
 from gevent.pool import Pool
+from gevent.socket import socket as GeventSocket
 from gunicorn import sock as gunicorn_sock
+from gunicorn.glogging import Logger
 from gunicorn.http import errors as http_errors
 from gunicorn.http import get_parser, wsgi
 from gunicorn.http2 import negotiation
 from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
-from service.connection import TURN_S, Answer, ClientGone, Reader, SlowHead, linger, refuse
+from service.connection import TURN_S, Answer, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
+from service.lean import Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands
+from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
+_LOOK_S = 0.2  # between two looks for clients that have been silent for too long
 _KILL_S = 0.3
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
 
@@ -75,7 +83,8 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # gunicorn's own, whatever they are
         super().__init__(*args, **kwargs)
-        self._idle: set[Reader] = set()
+        self._readers: set[Reader] = set()
+        self._looked = 0.0
         self._signals: list[int] = []
         self._quick = False
         self._notified = 0.0
@@ -83,9 +92,14 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     def run(self) -> None:
         self._settings = Settings.from_env(os.environ)
         self._tls = gunicorn_sock.ssl_context(self.cfg) if self.cfg.is_ssl else None
+        self._heads = HeadReader(self.cfg) if may_be_lean(self.cfg, self.log) else None
+        self._environ = {**wsgi.base_environ(self.cfg), "wsgi.multithread": True}
+        self._keepalive = self.cfg.keepalive
+        self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
         servers = [self._listen(sock) for sock in self.sockets]
         while self.alive:
             self.notify()
+            self._look_for_silent()
             gevent.sleep(_POLL_S)
         self._drain(servers)
 
@@ -100,21 +114,30 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             super().handle(listener, client, addr)
             return
         unread = True  # whether bytes may be left that the client has sent
-        reader = Reader(client, self._settings, self.cfg.keepalive, self._idle)
-        req = None
+        heads = self._heads if type(client) is GeventSocket else None
+        reader = Reader(client, self._settings, self._keepalive, Doorbell(client) if heads else None)
+        lean = Lean(heads, reader, self._environ, self.cfg, listener.getsockname(), addr) if heads else None
+        self._readers.add(reader)
+        req: Any = None
         try:
             parser = get_parser(self.cfg, client, addr)
             parser.unreader = reader
             proxy_info: dict[str, Any] = {}
             while True:
                 req = None
-                reader.begin_head()
-                req = next(parser)
-                req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
-                keep = self._serve(reader, listener.getsockname(), req, client, addr)
-                if not keep or not _finish_body(parser, reader):
+                plain = lean.next() if lean else None
+                if plain:
+                    req = parser.mesg = plain
+                    keep = self._serve_plain(reader, plain, client)
+                else:
+                    reader.begin_head()
+                    req = next(parser)
+                    req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
+                    keep = self._serve(reader, listener.getsockname(), req, client, addr)
+                if not keep or not (req.body is None or _finish_body(parser, reader)):
                     break
-                gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
+                if not plain or reader.has_more:
+                    gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
             unread = reader.has_unread(req.body)
         except (StopIteration, http_errors.NoMoreData, ssl.SSLError, ClientGone, gevent.GreenletExit):
             unread = False  # the client has closed, or is not worth more words
@@ -127,9 +150,32 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         except Exception as error:  # the one place above the application
             self.handle_error(req, client, addr, error)
         finally:
+            self._readers.discard(reader)
+            reader.close()
             if unread and not self._quick:
                 linger(client)
             client.close()
+
+    def _serve_plain(self, reader: Reader, req: PlainRequest, sock: Any) -> bool:
+        """As `_serve`, with less to do."""
+        started = datetime.now() if self._accounts or self.log.access_log_enabled else None
+        environ = req.environ
+        answer = Answer(req, sock, self.cfg, self, reader, self._settings.send_timeout)
+        answer.environ = environ
+        try:
+            environ["wsgi.input"], req.body = reader.begin_plain_body(req.length)
+            environ["wsgi.early_hints"] = answer.early_hints
+            self._count()
+            if not self._keepalive:
+                answer.force_close()
+            self._respond(answer, environ)
+            if started:
+                self.log.access(answer, req, environ, datetime.now() - started)
+            return not answer.should_close()
+        except (ClientGone, gevent.GreenletExit):
+            raise
+        except BaseException as error:
+            return self._broke_off(reader, req, answer, error)
 
     def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request; whether the connection may carry another. Raises only what has not been answered."""
@@ -147,22 +193,26 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             answer.environ = environ
             environ["wsgi.multithread"] = True
             self._count()
-            if not self.cfg.keepalive:
+            if not self._keepalive:
                 answer.force_close()
             self._respond(answer, environ)
             self.log.access(answer, req, environ, datetime.now() - started)
             return not answer.should_close()
         except (ClientGone, gevent.GreenletExit):
             raise
-        except BaseException as error:  # `sys.exit`, or a timeout of gevent's, is an application's bug like any other
-            if answer is not None and answer.headers_sent:
-                logger.exception("an answer to %s %s broke off", req.method, req.path)
-                return False  # without the end of its body, so that the client knows
-            if error is reader.failure or isinstance(error, (http_errors.ParseException, http_errors.NoMoreData)):
-                raise  # met while reading the body
-            raise ApplicationFailed from error
+        except BaseException as error:
+            return self._broke_off(reader, req, answer, error)
         finally:
             self._after(req, environ, answer)
+
+    def _broke_off(self, reader: Reader, req: Any, answer: Answer | None, error: BaseException) -> bool:
+        """What the application raised: `sys.exit`, or a timeout of gevent's, is its bug like any other."""
+        if answer is not None and answer.headers_sent:
+            logger.error("an answer to %s %s broke off", req.method, req.path, exc_info=error)
+            return False  # without the end of its body, so that the client knows
+        if error is reader.failure or isinstance(error, (http_errors.ParseException, http_errors.NoMoreData)):
+            raise error  # met while reading the body
+        raise ApplicationFailed from error
 
     def _respond(self, answer: Answer, environ: dict[str, Any]) -> None:
         pieces = self.wsgi(environ, answer.start_response)
@@ -232,6 +282,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             if self._quick or time.monotonic() > until:
                 break
             self._close_idle()
+            self._look_for_silent()
             self.notify()
             gevent.sleep(_POLL_S)
         else:
@@ -241,10 +292,17 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         for server in servers:
             server.stop(timeout=_KILL_S)
 
+    def _look_for_silent(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            for reader in self._readers:
+                reader.look(now)
+
     def _close_idle(self) -> None:
         now = time.monotonic()
-        for reader in list(self._idle):
-            if now - reader.idle_since >= (_GRACE_S if reader.requests else _GRACE_OF_NEW_S):
+        for reader in list(self._readers):
+            if reader.idle and now - reader.idle_since >= (_GRACE_S if reader.requests else _GRACE_OF_NEW_S):
                 reader.hang_up()
 
     def notify(self) -> None:

@@ -36,7 +36,7 @@ def asked() -> Iterator[tuple[Answer, socket.socket]]:
         far.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         cfg = Config()
         parser = RequestParser(cfg, near, ("127.0.0.1", 1))
-        parser.unreader = reader = Reader(near, Settings(), 75, set())
+        parser.unreader = reader = Reader(near, Settings(), 75)
         answer = Answer(next(parser), near, cfg, Worker(), reader, SEND_TIMEOUT_S)
         answer.environ = {}
         answer.start_response("200 OK", [])

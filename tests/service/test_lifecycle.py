@@ -298,6 +298,8 @@ def refused(port: int) -> bool:
         Client(port).socket.close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # the listening socket was closed in this very instant
+        return False
     return False
 
 

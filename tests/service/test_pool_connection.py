@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.service.serving import Served, children, gunicorn, until
@@ -71,12 +72,12 @@ def test_what_a_caller_that_has_left_had_asked_for_is_not_run(server: str) -> No
     with pool({"score": {"model": "Slow", "max_batch": 1}}) as running, ThreadClient(running.socket_path) as client:
         client.wait_ready()
         with gunicorn(APP, *SERVERS[server], env={"HEADRACE_POOL_SOCKET": running.socket_path}) as served:
-            with served.connect() as first:
-                first.send(scoring(b'{"ms":1000}'))
-                with served.connect() as leaving:
-                    leaving.send(scoring(b'{"ms":20000}'))
-                    until(lambda: queued(client) == 1, "it waits behind the first")
-                assert first.response()[0] == 200
+            first = client.submit("score", {"ms": np.array([1000.0], np.float32)})
+            until(lambda: queued(client) == 0, "the first has been taken")
+            with served.connect() as leaving:
+                leaving.send(scoring(b'{"ms":20000}'))
+                until(lambda: queued(client) == 1, "it waits behind the first")
+            first.result()
             started = time.monotonic()
             assert served.exchange(scoring(b'{"ms":0}'))[9:12] == b"200"
             assert time.monotonic() - started < 5
