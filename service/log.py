@@ -1,19 +1,22 @@
 """One line per completed request, `METHOD path -> status` with milliseconds and request id, and where it goes.
 
 `Observed` watches one request at the WSGI level, so that every answer has its line, streams at their end and
-aborted ones too. `start` is for processes whose logging is ours to set up: web processes under gunicorn.
+aborted ones too. `start` is for processes whose logging is ours to set up: web processes under gunicorn. There the
+lines of requests do not pass through `logging`, which costs more than many a request, unless somebody has a handler,
+a filter or a level of their own in its way.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from service.environ import ID_KEY
 from service.request import decoded_path
@@ -33,7 +36,7 @@ class Observed:
 
     def __init__(self, environ: WSGIEnvironment, start_response: StartResponse) -> None:
         given = environ.get("HTTP_X_REQUEST_ID", "")
-        self.id = given if _SANE_ID.fullmatch(given) else os.urandom(8).hex()
+        self.id = given if given and _SANE_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
         environ[ID_KEY] = self.id
         self._environ = environ
         self._start_response = start_response
@@ -59,7 +62,11 @@ class Observed:
         path = printable(decoded_path(self._environ))
         method = self._environ["REQUEST_METHOD"]
         end = " aborted" if aborted else ""
-        logger.info("%s %s -> %s%s %.1f ms %s", method, path, self._status, end, elapsed_ms, self.id)
+        line = f"{method} {path} -> {self._status}{end} {elapsed_ms:.1f} ms {self.id}"
+        if _lines is not None and _lines.alone:
+            _lines.add(line)
+        else:
+            logger.info("%s", line)
 
 
 class _Watched:
@@ -94,12 +101,68 @@ class _Watched:
                 finished(not self._complete)
 
 
+class Lines(UnblockingHandler):
+    """The handler of a web process. Under gevent the lines of requests wait for the end of the hub's turn and leave in
+    one write; every other line leaves at once, behind those that wait."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._waiting: list[bytes] = []
+        self._second = 0
+        self._stamp = ""
+
+    @property
+    def alone(self) -> bool:
+        """Whether what `logging` would make of a request's line is what `add` makes of it."""
+        return (
+            _headrace.handlers == [self]
+            and not (logger.handlers or logger.filters or self.filters or _headrace.propagate)
+            and logger.isEnabledFor(logging.INFO)
+        )
+
+    def add(self, line: str) -> None:
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        text = f"{self._stamp},{int((now - second) * 1000):03d} [{os.getpid()}] {line}\n"
+        self._waiting.append(text.encode("utf-8", "backslashreplace"))
+        if len(self._waiting) == 1:
+            loop = _loop()
+            if loop is None:
+                self.flush()
+            else:
+                loop.run_callback(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.flush()
+        super().emit(record)
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.write(waiting)
+
+
+_headrace = logging.getLogger("headrace")
+_lines: Lines | None = None
+
+
 def start(stream: TextIO | None = None) -> None:
     """Send what `headrace…` loggers say to stderr; a reader of stderr that has stopped never stops a request."""
-    root = logging.getLogger("headrace")
-    root.handlers = [UnblockingHandler((stream or sys.stderr).fileno())]
-    root.setLevel(logging.INFO)
-    root.propagate = False
+    global _lines
+    _lines = Lines((stream or sys.stderr).fileno())
+    _headrace.handlers = [_lines]
+    _headrace.setLevel(logging.INFO)
+    _headrace.propagate = False
+
+
+def _loop() -> Any:
+    """The event loop of this process, if gevent's is what it lives by; asked without importing gevent."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is None or not monkey.is_module_patched("socket"):
+        return None
+    return sys.modules["gevent"].get_hub().loop
 
 
 def printable(text: str) -> str:

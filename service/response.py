@@ -18,6 +18,7 @@ Returned = object  # dict or list → JSON, str → text, bytes → octets, a Re
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
 OCTETS_TYPE = "application/octet-stream"
+_COMPLETED = frozenset({"content-length", "location", "content-location"})
 STREAM_HEADERS = (
     ("Content-Type", "text/event-stream"),
     ("Cache-Control", "no-cache"),
@@ -28,14 +29,36 @@ STREAM_HEADERS = (
 class Response:
     """`body` is either all of it or an iterable of pieces; an iterable with `close` is closed at the end."""
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("_fields", "_headers", "body", "status")
 
     def __init__(
         self, body: Bytes | Iterable[Bytes] = b"", status: int = 200, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         self.body = body
         self.status = status
-        self.headers = Headers(headers)
+        self._headers: Headers | None = None
+        self._fields: tuple[tuple[str, str], ...] = ()
+        if type(headers) is tuple and all(type(v) is str and v.isprintable() for _, v in headers):
+            self._fields = headers
+        else:
+            self._headers = Headers(headers)
+
+    @property
+    def headers(self) -> Headers:
+        if self._headers is None:  # most answers go out without anybody having looked
+            self._headers = Headers(self._fields)
+        return self._headers
+
+    @property
+    def header_list(self) -> Iterable[tuple[str, str]]:
+        return self._fields if self._headers is None else self._headers.to_wsgi_list()
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether it goes out as it is: nothing in it that werkzeug would add to, or take away."""
+        if self.status < 200 or self.status in (204, 304):
+            return False
+        return not any(name.lower() in _COMPLETED for name, _ in self.header_list)
 
     @classmethod
     def json(cls, obj: object, status: int = 200) -> Response:
@@ -43,15 +66,15 @@ class Response:
             body = strict_json.dumps(obj)
         except ValueError:
             raise InvalidOutput("the answer holds NaN, Infinity or half a surrogate: JSON has no form for it") from None
-        return cls(body, status, [("Content-Type", JSON_TYPE)])
+        return cls(body, status, (("Content-Type", JSON_TYPE),))
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
-        return cls(text.encode(), status, [("Content-Type", TEXT_TYPE)])
+        return cls(text.encode(), status, (("Content-Type", TEXT_TYPE),))
 
     @classmethod
     def bytes(cls, body: Bytes, content_type: str = OCTETS_TYPE, status: int = 200) -> Response:
-        return cls(body, status, [("Content-Type", content_type)])
+        return cls(body, status, (("Content-Type", content_type),))
 
     @classmethod
     def sse(cls, events: Iterable[Mapping[str, object]]) -> Response:

@@ -1,9 +1,10 @@
 """`HttpServer`: the application object. A Flask application, so a WSGI callable that any server serves.
 
-A request passes `__call__` (id, log line) and Flask's routing, then `routing.run`: middleware around the handler,
-on the light `Request`, which needs no Flask context. Flask's own views run there too, so that no middleware, an
-authentication least of all, is ever passed by. The URL map holds every fixed route for Flask's own
-tools; patterns, which it cannot express, are tried when it finds nothing. A path is taken as it is: `//x` is not `/x`.
+A request passes `__call__` (id, log line) and, unless it may take the express lane (`service.express`), Flask's
+routing, then `routing.run`: middleware around the handler, on the light `Request`, which needs no Flask context.
+Flask's own views run there too, so that no middleware, an authentication least of all, is ever passed by. The URL map
+holds every fixed route for Flask's own tools; patterns, which it cannot express, are tried when it finds nothing.
+A path is taken as it is: `//x` is not `/x`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from werkzeug.utils import cached_property
 from service import body, log
 from service.config import Settings
 from service.errors import failure, phrase
+from service.express import STEPS, Express, names_of
 from service.request import Request
 from service.response import Response, to_response
 from service.routing import Declaring, H, Handler, Middleware, Route, Routes, prefixed, run
@@ -46,7 +48,9 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     request_class = FlaskRequest
 
     def __init__(self, import_name: str = "service", *, body_limit: int | None = None) -> None:
+        self._express = Express(self)
         super().__init__(import_name, static_folder=None)
+        self._express.changed = any(getattr(type(self), step) is not getattr(HttpServer, step) for step in STEPS)
         self.body_limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
         self.url_map.merge_slashes = False  # `//health` is not found, rather than redirected with a page of HTML
         self._routes = Routes()
@@ -59,13 +63,16 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def declare(self, route: Route) -> None:
         self._check_not_started(route)
         self._routes.add(route)
+        self._express.add(route, ())
         if route.regex is None:
             self.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
 
     def declare_on(self, blueprint: BlueprintSetupState, route: Route) -> None:
         """A route of a blueprint that is being registered."""
         self._check_not_started(route)
-        self._routes.add(prefixed((blueprint.url_prefix or "").rstrip("/"), route))
+        full = prefixed((blueprint.url_prefix or "").rstrip("/"), route)
+        self._routes.add(full)
+        self._express.add(full, names_of(f"{blueprint.name_prefix}.{blueprint.name}".lstrip(".")))
         if route.regex is None:
             blueprint.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
 
@@ -93,11 +100,20 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
     # Answering
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in STEPS:
+            self._express.changed = True
+        super().__setattr__(name, value)
+
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        self._started = True
+        if not self._started:
+            self._started = self._got_first_request = True
         observed = log.Observed(environ, start_response)
         try:
-            return observed.watch(self.wsgi_app(environ, observed.start_response))
+            handler = self._express.handler(environ)
+            if handler is None:
+                return observed.watch(self.wsgi_app(environ, observed.start_response))
+            return observed.watch(self._by_express(handler, environ, observed.start_response))
         except BaseException:
             observed.failed()
             raise
@@ -152,6 +168,41 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         if request.method == "OPTIONS":
             return self.answer(request, lambda _: Response(b"", 200, [("Allow", ", ".join(methods))]))
         raise MethodNotAllowed(methods)
+
+    # The express lane
+
+    def _by_express(self, handler: Handler, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        def failed(error: Exception) -> Response:
+            if self._only_our_failures and not isinstance(error, HTTPException):
+                return failure(error, Request(environ, 0).id)
+            with self.request_context(environ):
+                return to_response(self.make_response(self.handle_user_exception(error)))
+
+        try:
+            response = run(self._middleware, handler, Request(environ, self.body_limit), failed)
+        except Exception as error:  # of a middleware's, or of an error handler's
+            response = self._last_failure(error, environ)
+        body = response.body
+        if type(body) is not bytes or not response.is_simple:
+            return self._to_flask(response)(environ, start_response)
+        start_response(
+            f"{response.status} {phrase(response.status)}",
+            [*response.header_list, ("Content-Length", str(len(body)))],
+        )
+        return (body,)
+
+    @property
+    def _only_our_failures(self) -> bool:
+        """Whether no error handler is declared but the one of every `HttpServer`."""
+        return sum(len(kinds) for codes in self.error_handler_spec.values() for kinds in codes.values()) == 1
+
+    def _last_failure(self, error: Exception, environ: WSGIEnvironment) -> Response:
+        with self.request_context(environ):
+            try:
+                answer = self.make_response(self.handle_user_exception(error))
+            except Exception as worse:
+                answer = self.handle_exception(worse)
+            return to_response(answer)
 
     # Flask's side
 

@@ -6,6 +6,9 @@ import logging
 import os
 import select
 import sys
+from collections.abc import Iterator, Sequence
+
+_SURE = 4096
 
 
 def start(form: str) -> None:
@@ -16,7 +19,7 @@ def start(form: str) -> None:
 class UnblockingHandler(logging.Handler):
     """Writes lines that fit the pipe now, counts the others as dropped and says so when it can write again.
 
-    A pipe that polls writable takes 4,096 bytes without blocking.
+    A pipe that polls writable takes `_SURE` bytes without blocking.
     """
 
     def __init__(self, fd: int, form: str = "%(asctime)s [%(process)d] %(message)s") -> None:
@@ -28,20 +31,39 @@ class UnblockingHandler(logging.Handler):
         self.setFormatter(logging.Formatter(form))
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-        if self._dropped:
-            line = b"%d log lines dropped\n" % self._dropped + line
+        self.write([self.format(record).encode("utf-8", "backslashreplace") + b"\n"])
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write lines, each with its end, as many at a time as the pipe is sure to take."""
+        notice = [b"%d log lines dropped\n" % self._dropped] if self._dropped else []
+        left = len(notice) + len(lines)
         try:
-            if not self._poll.poll(0):
-                self._dropped += 1
-                return
-            for at in range(0, len(line), 4096):
-                if at and not self._poll.poll(0):
+            for count, piece in _pieces([*notice, *lines]):
+                if not self._poll.poll(0):
                     break
-                os.write(self._fd, line[at : at + 4096])
-            self._dropped = 0
+                os.write(self._fd, piece)
+                left -= count
         except OSError:
-            self._dropped += 1  # a full disk or a closed pipe is no reason to fail a request
+            pass  # a full disk or a closed pipe is no reason to fail a request
+        # The notice, which goes first, stands for all that were dropped before.
+        self._dropped = self._dropped + len(lines) if left > len(lines) else left
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """`lines` in pieces of whole ones where they fit, and how many end with each."""
+    waiting: list[bytes] = []
+    size = 0
+    for line in lines:
+        if waiting and size + len(line) > _SURE:
+            yield len(waiting), b"".join(waiting)
+            waiting, size = [], 0
+        while len(line) > _SURE:
+            yield 0, line[:_SURE]
+            line = line[_SURE:]
+        waiting.append(line)
+        size += len(line)
+    if waiting:
+        yield len(waiting), b"".join(waiting)
 
 
 def _original_poll() -> type[select.poll]:
