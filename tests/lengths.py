@@ -15,3 +15,5 @@ ROUNDS = int(os.environ.pop("HEADRACE_ROUNDS", "20"))
 """How often the whole service is started and killed."""
 SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
 """Of everything random in a storm; tests print it."""
+FUZZ_S = float(os.environ.pop("HEADRACE_FUZZ_S", "10"))
+"""Seconds for which requests made by chance are sent to our worker and to gunicorn's."""
