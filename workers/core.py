@@ -331,6 +331,8 @@ class ClientCore:
         if outputs is not None:
             self._drop_spill(task)
             task.spill = outputs
+        if outcome != _DONE:
+            self._written[task.slot] = b""  # whatever has gone wrong may lie in what was there
         if self._open.pop(seq, None) is None:
             task.model.abandoned.discard(seq)
             self._give_back(task)

@@ -155,7 +155,7 @@ class Pool:
 
     def settle(self, record: Record, outcome: SlotState) -> None:
         """Answer a record that no worker holds."""
-        arena = self.arena(record.arena)
+        arena = self.arena_of(record)
         if arena is None:
             return
         at = arena.bases[record.slot] >> 3
@@ -165,9 +165,11 @@ class Pool:
         arena.words[at + STATE] = word
         self.announce(record, word)
 
-    def arena(self, arena_id: int) -> Arena | None:
-        client = self._clients.get(arena_id)
-        return client.arena if client is not None else None
+    def arena_of(self, record: Record) -> Arena | None:
+        """Where a record's slot is; None if its client is gone, or has no such slot."""
+        client = self._clients.get(record.arena)
+        arena = client.arena if client is not None else None
+        return arena if arena is not None and record.slot < len(arena.bases) else None
 
     def announce(self, record: Record, word: int) -> None:
         client = self._clients.get(record.arena)

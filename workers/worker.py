@@ -217,7 +217,7 @@ class Worker:
             self._inbox.entries, entry * RECORD_SIZE
         )
         client = self._clients.get(arena_id) or self._pull(arena_id)
-        if client is None or client.arena.words[CLOSED]:
+        if client is None or client.arena.words[CLOSED] or slot >= len(client.arena.bases):
             self._inbox.clear(entry)
             return None
         task = HeldTask(entry, client, slot, seq, deadline, charges, codec)
@@ -240,6 +240,11 @@ class Worker:
         except OSError as error:
             # Mapping a spill takes memory and descriptors.
             self._outcomes.fail(task, Overloaded(f"the inputs cannot be read: {error}"))
+            return None
+        except control.NONSENSE as error:
+            # No client of ours writes so. Every worker that took the task would end like this one.
+            log.error("the inputs of a task cannot be read", exc_info=error)
+            self._outcomes.fail(task, ModelFailed(f"the inputs cannot be read: {error}"))
             return None
         return task
 

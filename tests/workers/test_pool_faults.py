@@ -18,6 +18,7 @@ from tests.workers.pools import (
     PoolProcess,
     alive,
     children,
+    core,
     pool,
     queued,
     send,
@@ -31,7 +32,8 @@ from tests.workers.pools import (
 from workers.client import ThreadClient
 from workers.control import Register, Spill, encode
 from workers.control import send as tell
-from workers.errors import Cancelled, Overloaded
+from workers.errors import Cancelled, ModelFailed, Overloaded
+from workers.records import SLOT_HEADER, Record
 from workers.status import State
 
 
@@ -122,6 +124,39 @@ def test_clients_that_break_the_protocol_cost_the_pool_no_descriptor(
         os.close(fd)
     until(lambda: running.held() == held, "the pool holds what it held")
     assert client.predict("echo", {"x": x(1)})["y"] == 1
+
+
+def test_inputs_that_nobody_can_read_fail_alone_and_the_slot_is_good_again(
+    running: PoolProcess, client: ThreadClient
+) -> None:
+    client.predict("echo", {"x": x(1)})
+    worker, arena = running.worker("echo"), core(client).arena
+    # The slot that is free again is the next to be leased, and still holds the same description of inputs.
+    for base in arena.bases:
+        arena.view[base + SLOT_HEADER : base + SLOT_HEADER + 4] = b"[[]\xff"
+    with pytest.raises(ModelFailed, match="the inputs cannot be read"):
+        client.predict("echo", {"x": x(2)}, deadline=time.monotonic() + 5)
+    assert client.predict("echo", {"x": x(3)})["y"] == 3
+    assert running.worker("echo") == worker
+
+
+def test_a_record_of_a_slot_that_is_not_there_costs_nobody_anything(running: PoolProcess, client: ThreadClient) -> None:
+    connection = client._connection
+    assert connection is not None
+    eight = {"x": np.ones((8, 3), np.float32)}
+    client.predict("patient", eight)
+    worker, inside = running.worker("patient"), core(client)
+    record = Record(inside.arena_id, 1, 1 << 62, time.monotonic_ns(), 0, 1 << 20, 0, 0, 1).pack()
+    os.write(connection._queues["patient"], record)
+    assert client.predict("patient", eight)["y"].shape == (8, 3)
+    assert running.worker("patient") == worker
+    # One that the pool finds with a dead worker.
+    os.write(connection._queues["patient"], record)
+    until(lambda: queued(client, "patient") == 0, "it has been taken")
+    send(worker, signal.SIGKILL)
+    until(lambda: not alive(worker), "the worker is dead")
+    wait_replicas(client, "patient")
+    assert client.predict("patient", eight)["y"].shape == (8, 3)
 
 
 def test_a_client_registers_once(running: PoolProcess) -> None:
