@@ -11,13 +11,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import gevent
 from gevent import monkey
 from gevent.event import Event
-from gevent.hub import Waiter
 
 from service.connection import TURN_S
 from workers.connection import Connection
@@ -127,13 +125,14 @@ class HubClient:
         """Queue a prepared task and wait until it is settled."""
         core = connection.core
         assert core is not None
-        waiter = Waiter()
-        task.wakes.append(partial(waiter.switch, None))
+        hub = gevent.get_hub()
+        task.wakes.append(gevent.getcurrent().switch)
         connection.enqueue(model, task, record)
         if caller is not None:
             self._callers[task] = caller
         try:
-            waiter.get()
+            while not (task.outcome or task.error):
+                hub.switch()
         except BaseException:
             # This greenlet is being ended. Its task must not be left with nobody to take the answer.
             task.wakes.clear()
@@ -235,10 +234,8 @@ class HubClient:
         connection.lost = True
         tasks = connection.core.lose() if connection.core is not None else []
         connection.close()
-        loop = gevent.get_hub().loop
-        for task in tasks:
-            for wake in task.wakes:
-                loop.run_callback(wake)
+        # Not in this greenlet; and by then one of theirs may have been ended, and wait for something else.
+        gevent.get_hub().loop.run_callback(_wake, tasks)
 
 
 def _wake(tasks: list[Task]) -> None:

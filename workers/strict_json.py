@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 
@@ -58,7 +59,7 @@ def dumps(obj: object) -> bytes:
     `ValueError` on NaN, Infinity, a lone surrogate or a cycle, `TypeError` on what JSON has no form for.
     """
     try:
-        return _encode(obj).encode()
+        return "".join(_encode(obj, 0)).encode()
     except RecursionError:
         raise ValueError("nested too deep, or in a cycle") from None
 
@@ -76,7 +77,20 @@ def _no_constant(literal: str) -> object:
 
 _WHITESPACE = " \t\n\r"
 _raw_decode = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant).raw_decode
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def _encoder() -> Callable[[object, int], Iterable[str]]:
+    """The standard library's encoder in C, made once: its own classes make one anew for every text."""
+    how = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return lambda obj, _: how.iterencode(obj)
+    return make(  # type: ignore[no-any-return]
+        None, how.default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+    )
+
+
+_encode = _encoder()
 
 
 # Depth: the scanner has found the text balanced, and an opening bracket steps one down, a closing one up.
@@ -110,7 +124,7 @@ _MANY_DIGITS = b"0" * 200
 
 def _is_finite(value: object) -> bool:
     try:
-        _encode(value)
+        _encode(value, 0)
     except ValueError:
         return False
     return True
