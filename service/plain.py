@@ -101,7 +101,7 @@ class HeadReader:
         fields = _Fields()
         try:
             httptools.HttpRequestParser(fields).feed_data(head)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
         lines = len(fields) + 2
         if (
