@@ -221,6 +221,8 @@ _WAYS = (
     "into",
     "while-answering",
     "read-some",
+    "negative",
+    "next",
 )
 for way in _WAYS:
     for name, text in _BODIES.items():

@@ -139,6 +139,16 @@ SIZES.add("20 fields with underscores and 99", head(_LINE, *["X_A: b"] * 20, *[f
 for length in (LIMIT - 3, LIMIT - 2, LIMIT - 1, LIMIT, 20_000):  # without the CR LF
     SIZES.add(f"a field of {length}", head(_LINE, "X-A: ".ljust(length, "b")))
     SIZES.add(f"a field of {length} with spaces", head(_LINE, "X-A: b".ljust(length, " ")))
+for length in (8188, 8189, 8190, 8191, 8192, 8193, 16383, 16384, 16385, 16386):
+    fields = ["X-A: b", *(["X-B: " + "b" * 8000] if length > 16000 else []), "X-C: "]
+    whole = head(_LINE, *fields[:-1], "X-C: ".ljust(length - len(head(_LINE, *fields)) + 5, "c"))
+    assert len(whole) == length
+    SIZES.add(f"a head of {length}", whole)
+    SIZES.add(f"a head of {length}, then a request", whole + get(), answers=2)
+for length in (127, 128, 129):
+    SIZES.add(f"a name of {length}", head(_LINE, "X" * length + ": b"))
+SIZES.add("large heads across reads", head(_LINE, "X-A: " + "b" * 5000) * 10, answers=10)
+SIZES.add("large heads, bodies across reads", post("/echo", "X-A: " + "b" * 3000, body="c" * 3000) * 10, answers=10)
 SIZES.add("a name of 8000", head(_LINE, "X" * 8000 + ": b"))
 SIZES.add("a dropped field of 9000", head(_LINE, "X_A: " + "b" * 9000))
 SIZES.add("30 fields of 8000", head(_LINE, *(f"X-{number}: " + "b" * 8000 for number in range(30))))

@@ -169,6 +169,9 @@ _TARGETS = {
 }
 for name, target in _TARGETS.items():
     TARGETS.add(f"target: {name}", get(target))
+for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~":
+    TARGETS.add(f"target: a {mark} here and there", get(f"/x{mark}y{mark}{mark}?x{mark}y"))
+    TARGETS.add(f"target: a {mark} first", get(f"/{mark}environ?{mark}"))
 
 
 def of_length(length: int) -> str:

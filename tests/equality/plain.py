@@ -109,6 +109,19 @@ def _into(source: Any) -> Iterator[bytes]:
     yield b"".join(pieces)
 
 
+def _negative(source: Any) -> Iterator[bytes]:
+    yield source.readline(-1)
+    yield source.readline(None)
+    yield from source.readlines(2)
+    yield source.read(-5)
+
+
+def _next(source: Any) -> Iterator[bytes]:
+    yield next(source)
+    yield from source
+    yield next(source, b"none")
+
+
 def _wrong_size(source: Any) -> Iterator[bytes]:
     for size in ("5", 2.5):
         try:
@@ -269,6 +282,8 @@ ROUTES: dict[str, Application] = {
     "/mixed": _reads(_mixed),
     "/sizes": _reads(_sizes),
     "/into": _reads(_into),
+    "/negative": _reads(_negative),
+    "/next": _reads(_next),
     "/wrong-size": _reads(_wrong_size),
     "/while-answering": _while_answering,
     "/stream": _with("200 OK", _TEXT, b"one", b"", b"two"),
