@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -22,16 +22,19 @@ MAX_HEAD = 8190
 
 # One of the usual methods, an origin-form target that is not `//…` and has no fragment, a version of HTTP/1.
 _LINE = re.compile(
-    rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) (/(?:[!\"$-.0->@-~][!\"$->@-~]*)?)(\?[!\"$-~]*)? HTTP/1\.([01])\r\n"
+    rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) (/(?:[!\"$-.0->@-~][!\"$->@-~]*)?)(\?[!\"$-~]*)? HTTP/1\.([01])"
 )
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
 _NAME = re.compile(rb"[!#$%&'*+\-.^`|~0-9A-Za-z]{1,128}")  # a token without `_`, which an environ cannot tell from `-`
-_VERSIONS = {b"1": ("HTTP/1.1", (1, 1)), b"0": ("HTTP/1.0", (1, 0))}
 _MAX_DIGITS = 15
-_MAX_NAMES = 1024
+_MAX_KNOWN = 4096
+_MAX_KNOWN_BYTES = 512
 
 # What these ask for changes how a body or the rest of the connection is read.
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"})
+
+# Not remembered: nobody should find them in this process's memory long after.
+_SECRET = frozenset({b"authorization", b"proxy-authorization", b"cookie", b"x-api-key"})
 
 
 class _Fields(list[tuple[bytes, bytes]]):
@@ -43,32 +46,36 @@ class _Fields(list[tuple[bytes, bytes]]):
         self.append((name, value))
 
 
+class _Line(NamedTuple):
+    """What a request line means."""
+
+    environ: dict[str, str]
+    method: str
+    version: tuple[int, int]
+    keeps_alive: bool
+
+
 class PlainRequest:
     """What gunicorn's response and access log ask of a request. `length`: bytes of the body. `body`: where the body is
     read from, None when all of it has come with the head."""
 
-    __slots__ = ("_fields", "_keeps_alive", "body", "environ", "length", "method", "version")
+    __slots__ = ("_keeps_alive", "_lines", "body", "environ", "length", "method", "version")
 
     def __init__(
-        self,
-        environ: WSGIEnvironment,
-        fields: list[tuple[bytes, bytes]],
-        method: str,
-        version: tuple[int, int],
-        length: int,
-        keeps_alive: bool,
+        self, environ: WSGIEnvironment, lines: list[bytes], line: _Line, length: int, keeps_alive: bool
     ) -> None:
         self.environ = environ
-        self.method = method
-        self.version = version
+        self.method = line.method
+        self.version = line.version
         self.length = length
         self.body: Any = None
-        self._fields = fields
+        self._lines = lines
         self._keeps_alive = keeps_alive
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        return [(n.decode("ascii").upper(), v.strip(b" \t").decode("latin-1")) for n, v in self._fields]
+        pairs = (text.decode("latin-1").partition(":") for text in self._lines[1:])
+        return [(name.upper(), value.strip(" \t")) for name, _, value in pairs]
 
     @property
     def path(self) -> str:
@@ -84,66 +91,103 @@ class PlainRequest:
 
 
 class HeadReader:
-    """Reads heads under the limits of gunicorn's configuration `cfg`."""
+    """Reads heads under the limits of gunicorn's configuration `cfg`.
+
+    Most lines of most heads have come before, from this client or another like it, so lines are remembered with what
+    they mean, and only those that are new are parsed.
+    """
 
     def __init__(self, cfg: Any) -> None:
         limits = (cfg.limit_request_line, cfg.limit_request_field_size, MAX_HEAD)
         self.max_head = min(limit for limit in limits if limit > 0)
-        self._max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else MAX_HEAD
+        self._max_lines = 1 + (cfg.limit_request_fields if cfg.limit_request_fields > 0 else MAX_HEAD)
         schemes = cfg.secure_scheme_headers.items()
         self._schemes = [("HTTP_" + name.replace("-", "_"), secure) for name, secure in schemes]
-        self._keys: dict[bytes, str] = {}
+        self._known_lines: dict[bytes, _Line] = {}
+        self._known_fields: dict[bytes, tuple[str, str]] = {}
 
     def read(self, head: bytes, base: Mapping[str, Any], trusted: bool) -> PlainRequest | None:
         """The request of `head`, which ends with its empty line; None if it is not plain. `base`: the environ of every
         request on this connection. `trusted`: whether the peer may say that its own client used TLS."""
-        line = _LINE.match(head)
-        fields = _Fields()
-        try:
-            httptools.HttpRequestParser(fields).feed_data(head)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return None
-        lines = len(fields) + 2
-        if (
-            line is None
-            or len(fields) > self._max_fields
-            or head.count(b"\n") != lines
-            or head.count(b"\r") != lines
-            or len(head.translate(None, _CONTROLS)) != len(head)
-        ):
+        lines = head[:-4].split(b"\r\n")
+        line = self._known_lines.get(lines[0]) or self._read_line(lines[0])
+        if line is None or len(lines) > self._max_lines:
             return None
         environ = dict(base)
-        keys = self._keys
-        for name, value in fields:
-            key = keys.get(name) or self._key(name)
-            if key is None:
+        known = self._known_fields
+        new = []
+        for text in lines[1:]:
+            field = known.get(text)
+            if field is None:
+                new.append(text)
+            else:
+                environ[field[0]] = field[1]
+        if new:
+            fields = self._read_fields(new)
+            if fields is None:
                 return None
-            environ[key] = value.strip(b" \t").decode("latin-1")
-        if len(environ) != len(base) + len(fields):
+            environ.update(fields)
+        if len(environ) != len(base) + len(lines) - 1:
             return None  # a field is repeated
-        length = _length(environ.get("CONTENT_LENGTH", "0"))
+        length = _length(environ["CONTENT_LENGTH"]) if "CONTENT_LENGTH" in environ else 0
         if length < 0 or (trusted and not self._find_scheme(environ)):
             return None
-        verb, path, query, minor = line.group(1, 2, 3, 4)
-        environ["REQUEST_METHOD"] = method = verb.decode("ascii")
-        environ["PATH_INFO"] = (unquote_to_bytes(path) if b"%" in path else path).decode("latin-1")
-        environ["QUERY_STRING"] = query[1:].decode("ascii") if query else ""
-        environ["RAW_URI"] = (path + query if query else path).decode("ascii")
-        environ["SERVER_PROTOCOL"], version = _VERSIONS[minor]
-        connection = environ.get("HTTP_CONNECTION", "").lower()
-        keeps_alive = connection == "keep-alive" or (connection != "close" and version == (1, 1))
-        return PlainRequest(environ, fields, method, version, length, keeps_alive)
+        environ.update(line.environ)
+        keeps_alive = line.keeps_alive
+        if "HTTP_CONNECTION" in environ:
+            connection = environ["HTTP_CONNECTION"].lower()
+            keeps_alive = connection == "keep-alive" or (keeps_alive and connection != "close")
+        return PlainRequest(environ, lines, line, length, keeps_alive)
 
-    def _key(self, name: bytes) -> str | None:
-        """The key in an environ that a field goes by; None for one that is not plain."""
-        if _NAME.fullmatch(name) is None or name.lower() in _UNUSUAL:
+    def _read_line(self, text: bytes) -> _Line | None:
+        found = _LINE.fullmatch(text)
+        if found is None:
             return None
-        key = name.decode("ascii").upper().replace("-", "_")
-        if key not in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-            key = "HTTP_" + key
-        if len(self._keys) < _MAX_NAMES:
-            self._keys[name] = key
-        return key
+        verb, path, query, minor = found.group(1, 2, 3, 4)
+        line = _Line(
+            {
+                "REQUEST_METHOD": verb.decode("ascii"),
+                "PATH_INFO": (unquote_to_bytes(path) if b"%" in path else path).decode("latin-1"),
+                "QUERY_STRING": query[1:].decode("ascii") if query else "",
+                "RAW_URI": (path + query if query else path).decode("ascii"),
+                "SERVER_PROTOCOL": f"HTTP/1.{minor.decode()}",
+            },
+            verb.decode("ascii"),
+            (1, int(minor)),
+            minor == b"1",
+        )
+        _remember(self._known_lines, text, line)
+        return line
+
+    def _read_fields(self, lines: list[bytes]) -> list[tuple[str, str]] | None:
+        """What each of these lines means for an environ; None if one is not plain."""
+        block = b"\r\n".join(lines)
+        found = _Fields()
+        try:
+            httptools.HttpRequestParser(found).feed_data(b"GET / HTTP/1.1\r\n%b\r\n\r\n" % block)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return None
+        breaks = len(lines) - 1
+        if (
+            len(found) != len(lines)
+            or block.count(b"\n") != breaks
+            or block.count(b"\r") != breaks
+            or len(block.translate(None, _CONTROLS)) != len(block)
+        ):
+            return None
+        fields = []
+        for line, (name, value) in zip(lines, found, strict=True):
+            lower = name.lower()
+            if _NAME.fullmatch(name) is None or lower in _UNUSUAL:
+                return None
+            key = name.decode("ascii").upper().replace("-", "_")
+            if key not in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+                key = "HTTP_" + key
+            field = key, value.strip(b" \t").decode("latin-1")
+            fields.append(field)
+            if lower not in _SECRET:
+                _remember(self._known_fields, line, field)
+        return fields
 
     def _find_scheme(self, environ: WSGIEnvironment) -> bool:
         """Whether the proxy's fields do not contradict each other."""
@@ -151,6 +195,16 @@ class HeadReader:
         if said == {True}:
             environ["wsgi.url_scheme"] = "https"
         return len(said) < 2
+
+
+T = TypeVar("T")
+
+
+def _remember(known: dict[bytes, T], text: bytes, meaning: T) -> None:
+    if len(text) <= _MAX_KNOWN_BYTES:
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[text] = meaning
 
 
 def _length(declared: str) -> int:
