@@ -96,7 +96,9 @@ for path in plain.ROUTES:
     if path not in ("/sentinel", "/echo", "/unread", "/closed"):
         broken = path in _BROKEN
         OF_WSGI.add(f"WSGI {path}", get(path), half_close=broken)
-        OF_WSGI.add(f"WSGI {path} of HTTP/1.0", get(path, version="HTTP/1.0"), half_close=broken)
+        # After an Upgrade only the version tells that the connection ends.
+        ends = broken or path.startswith("/hop-upgrade")
+        OF_WSGI.add(f"WSGI {path} of HTTP/1.0", get(path, version="HTTP/1.0"), half_close=ends)
         OF_WSGI.add(f"WSGI HEAD {path}", get(path, method="HEAD"), half_close=broken)
 OF_WSGI.add("WSGI body closed once", get("/closed?once") + get("/closes?once") + get("/closed?once"), answers=3)
 OF_WSGI.add("WSGI body closed badly, then a request", get("/closes-badly") + get(), half_close=True)
