@@ -26,7 +26,7 @@ from gevent.socket import socket as GeventSocket
 from gunicorn import util
 from gunicorn.http.body import Body, ChunkedReader, LengthReader
 from gunicorn.http.unreader import SocketUnreader
-from gunicorn.http.wsgi import HEADER_VALUE_RE, Response, _make_early_hints_callback
+from gunicorn.http.wsgi import Response, _make_early_hints_callback
 
 from service.config import Settings
 from service.environ import CLOSE_KEY
@@ -394,20 +394,42 @@ class Answer(Response):  # type: ignore[misc]
         self._head = b""
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        if not self._worker.alive or self.environ.get(CLOSE_KEY) or self._reader.leaves_body(self.req.body):
+        if not self._worker.alive or CLOSE_KEY in self.environ or self._reader.leaves_body(self.req.body):
             self.force_close()
+        if exc_info is None and self.status is None and self._take_ordinary(status, headers):
+            return self.write
         return super().start_response(status, headers, exc_info)
 
-    def process_headers(self, headers: list[tuple[str, str]]) -> None:
+    def _take_ordinary(self, status: str, headers: list[tuple[str, str]]) -> bool:
+        """What gunicorn would make of an answer in which there is nothing that its rules forbid or change: a body of a
+        length that is given, or chunked, to a request that gets one. False, and nothing done, for any other."""
+        code = _ORDINARY_STATUS.get(status)
+        if code is None or self._omits_body_for(code):
+            return False
+        length = None
         for name, value in headers:
-            # The rules are gunicorn's; most fields have none but that of their characters.
-            if name in _ORDINARY and type(value) is str and HEADER_VALUE_RE.fullmatch(value):
-                self.headers.append((name, value.strip(" \t")))
-            else:
-                before = len(self.headers)
-                super().process_headers([(name, value)])
-                if len(self.headers) > before and name.lower() not in _RULED and len(_ORDINARY) < _MAX_ORDINARY:
-                    _ORDINARY.add(name)
+            if type(value) is not str:
+                return False
+            # Printable ASCII with no space around it is what a value may hold, and goes out as it is.
+            if name not in _ORDINARY or not (value.isascii() and value.isprintable()) or value != value.strip():
+                if name != "Content-Length" or not (value.isascii() and value.isdigit()):
+                    return False
+                length = int(value)
+        self.status, self.status_code, self.headers = status, code, list(headers)
+        self.response_length = length
+        self.chunked = length is None and self.req.version > (1, 0)
+        return True
+
+    def _omits_body_for(self, code: int) -> bool:
+        return self.req.method == "HEAD" or code < 200 or code in (204, 304)
+
+    def process_headers(self, headers: list[tuple[str, str]]) -> None:
+        """By gunicorn's rules; notes which names have none but that of their value's characters."""
+        for name, value in headers:
+            before = len(self.headers)
+            super().process_headers([(name, value)])
+            if len(self.headers) > before and name.lower() not in _RULED and len(_ORDINARY) < _MAX_ORDINARY:
+                _ORDINARY.add(name)
 
     def can_sendfile(self) -> bool:
         return False  # with gevent it is a loop of reads and sends too, and one that knows no deadline
@@ -427,10 +449,15 @@ class Answer(Response):  # type: ignore[misc]
         ).encode("latin-1")
 
     def write(self, arg: bytes | memoryview) -> None:
+        if type(arg) is bytes and len(arg) == self.response_length and not (self.headers_sent or self._omits_body):
+            # The whole body at once, as most are.
+            self.sent = len(arg)
+            self.send_headers()
+            self._emit_body(arg)
+            return
         try:
             if type(arg) is memoryview:
-                arg = arg.cast("B")
-                self._write_view(arg)
+                self._write_view(arg.cast("B"))
             else:
                 super().write(arg)
         finally:
@@ -502,6 +529,7 @@ class Answer(Response):  # type: ignore[misc]
 # Names of fields that gunicorn treats as no more than a name and a value; learned from what it lets pass.
 _ORDINARY: set[str] = set()
 _RULED = frozenset({"content-length", "connection", "upgrade"})
+_ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024
 
 _date_of = 0

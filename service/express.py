@@ -53,14 +53,6 @@ STEPS = frozenset(
 
 # What werkzeug makes nothing of. Others it may refuse, or read in its own way.
 _HOST = re.compile(r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,15}(?::[0-9]{1,5})?")
-_SIGNALS = (
-    request_started,
-    request_finished,
-    request_tearing_down,
-    appcontext_pushed,
-    appcontext_popped,
-    appcontext_tearing_down,
-)
 
 
 class Express:
@@ -92,19 +84,18 @@ class Express:
             or app.url_map.host_matching
             or ("HTTP_COOKIE" in environ and app.secret_key)  # a session, which Flask may have to renew
             or app.teardown_appcontext_funcs
+            or (app.before_request_funcs and _apply(app.before_request_funcs, blueprints))
+            or (app.after_request_funcs and _apply(app.after_request_funcs, blueprints))
+            or (app.teardown_request_funcs and _apply(app.teardown_request_funcs, blueprints))
+            or (app.url_value_preprocessors and _apply(app.url_value_preprocessors, blueprints))
+            or request_started.receivers
+            or request_finished.receivers
+            or request_tearing_down.receivers
+            or appcontext_pushed.receivers
+            or appcontext_popped.receivers
+            or appcontext_tearing_down.receivers
         ):
             return None
-        for hooks in (
-            app.before_request_funcs,
-            app.after_request_funcs,
-            app.teardown_request_funcs,
-            app.url_value_preprocessors,
-        ):
-            if hooks and _apply(hooks, blueprints):
-                return None
-        for signal in _SIGNALS:
-            if signal.receivers:
-                return None
         return handler
 
 

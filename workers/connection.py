@@ -20,9 +20,11 @@ from workers.arena import Arena, no_pause
 from workers.core import ClientCore, Task
 from workers.errors import Cancelled, Draining, Overloaded, PoolLost
 from workers.model import Array
+from workers.modelview import ModelView
 from workers.records import FRAME
 from workers.status import ModelStatus
 
+AT_ONCE_NS = 1_000_000
 CLOCKS_APART_NS = 10_000_000_000
 FOREVER_S = 9e9
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -44,6 +46,7 @@ class Connection:
         self.reply = -1
         self._reply_write = -1
         self._queues: dict[str, int] = {}
+        self._admitted: dict[str, int] = {}  # when a task of each model was last admitted that has not come yet
         self._welcome: control.Welcome | None = None
         self._arena: Arena | None = None
         self._statuses: list[ModelStatus] = []
@@ -52,7 +55,13 @@ class Connection:
     # Submitting.
 
     def admit(self, name: str) -> ModelStatus:
-        """The model's status, if it takes a task now; raises why not."""
+        """The model's status, if it takes a task now; raises why not. Whoever was admitted and comes with the task at
+        once is not asked again."""
+        status = self._admit(name)
+        self._admitted[name] = time.monotonic_ns()
+        return status
+
+    def _admit(self, name: str) -> ModelStatus:
         view = self._core().model(name)
         queue = self._queues.get(name)
         if queue is None:
@@ -60,13 +69,18 @@ class Connection:
         view.admit(control.queue_depth(queue))
         return view.status
 
+    def _admitted_model(self, core: ClientCore, name: str, now_ns: int) -> ModelView:
+        if now_ns - self._admitted.pop(name, 0) > AT_ONCE_NS:
+            self._admit(name)
+        return core.model(name)
+
     def prepare(self, name: str, inputs: Mapping[str, Array], deadline: float | None) -> tuple[Task, bytes]:
         """A task with its inputs in shared memory, and the record for `enqueue`: register the waiter in between."""
         core = self._core()
-        status = self.admit(name)
         now = time.monotonic_ns()
+        view = self._admitted_model(core, name, now)
         try:
-            return core.submit(core.models[name], inputs, _deadline_ns(deadline, status, now), now)
+            return core.submit(view, inputs, _deadline_ns(deadline, view.status, now), now)
         except ValueError:
             self._raise_if_lost()
             raise
@@ -75,10 +89,10 @@ class Connection:
         self, name: str, body: bytes, codec: str, deadline: float | None, pause: Callable[[], object] = no_pause
     ) -> tuple[Task, bytes]:
         core = self._core()
-        status = self.admit(name)
         now = time.monotonic_ns()
+        view = self._admitted_model(core, name, now)
         try:
-            return core.submit_body(core.models[name], body, codec, _deadline_ns(deadline, status, now), now, pause)
+            return core.submit_body(view, body, codec, _deadline_ns(deadline, view.status, now), now, pause)
         except ValueError:
             self._raise_if_lost()
             raise
