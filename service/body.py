@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 from gunicorn.http.errors import ParseException
 
 from service.connection import TURN_S
-from service.environ import BODY_KEY, CLOSE_KEY
+from service.environ import BODY_KEY, CLOSE_KEY, WHOLE_KEY
 from service.errors import HttpError
 from workers.errors import TooLarge
 
@@ -32,6 +32,9 @@ class _Input(Protocol):
 def read(environ: WSGIEnvironment, limit: int) -> bytes:
     """All of the body, to whoever asks and as often: 413 over the limit, declared or chunked; 400 when it is malformed
     or ends too soon; 408 when it comes too slowly."""
+    whole: bytes | None = environ.get(WHOLE_KEY)
+    if whole is not None and len(whole) <= limit:
+        return whole
     if BODY_KEY not in environ:
         try:
             environ[BODY_KEY] = _read(environ, limit)
@@ -45,7 +48,9 @@ def read(environ: WSGIEnvironment, limit: int) -> bytes:
 
 def refuse_encoded(environ: WSGIEnvironment) -> None:
     """415 for whoever is to understand the body, when it is compressed."""
-    encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    if "HTTP_CONTENT_ENCODING" not in environ:
+        return
+    encoding = environ["HTTP_CONTENT_ENCODING"].strip().lower()
     if encoding not in ("", "identity"):
         _refuse(environ, 415, f"Content-Encoding {encoding!r} is not supported", [("Accept-Encoding", "identity")])
 

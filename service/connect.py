@@ -58,7 +58,8 @@ def close_clients() -> None:
 
 
 class LazyClient:
-    """The pool's client, made when it is first asked for anything; a forked child makes its own."""
+    """The pool's client, made when it is first asked for anything; a forked child makes its own. From then on this
+    object's methods are that client's."""
 
     def __init__(self) -> None:
         self._client: Connecting | None = None
@@ -102,6 +103,12 @@ class LazyClient:
         if self._client is not None and self._pid == os.getpid():
             self._client.close()
         self._client = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Ask for the client again at the next call."""
+        for name in _PASSED_ON:
+            self.__dict__.pop(name, None)
 
     def _get(self) -> PoolClient:
         client = self._client
@@ -110,6 +117,8 @@ class LazyClient:
         if not self._awaited:
             client.wait_introduced(PATIENCE_S)
             self._awaited = True
+        for name in _PASSED_ON:
+            setattr(self, name, getattr(client, name))
         return client
 
     def _begin(self) -> Connecting:
@@ -122,7 +131,16 @@ class LazyClient:
             return client
 
 
+_PASSED_ON = ("statuses", "admit", "predict", "predict_body")
 _made: WeakSet[LazyClient] = WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lazy in list(_made):
+        lazy.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _socket_is_patched() -> bool:

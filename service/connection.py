@@ -29,15 +29,13 @@ from gunicorn.http.unreader import SocketUnreader
 from gunicorn.http.wsgi import Response, _make_early_hints_callback
 
 from service.config import Settings
-from service.environ import CLOSE_KEY
+from service.environ import CLOSE_KEY, WHOLE_KEY
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _MIN_RATE = 64 * 1024  # bytes a second: a body, or the reading of an answer, that is this fast may take for ever
-_DRAINED = (
-    64 * 1024
-)  # an unread rest of a body up to this size is read and thrown away, a larger one ends the connection
+_DRAINED = 64 * 1024  # gunicorn reads and throws away less than this of an unread body; a larger rest ends it
 _LINGER_S = 5.0
 _LINGER_IDLE_S = 1.0
 _SEND_STEP = 256 * 1024
@@ -98,7 +96,9 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         self._settings = settings
         self._keepalive = keepalive
         self._phase = Phase.IDLE
-        self._rest = b""  # what has come behind a head that `next_head` gave out
+        # What has come and is not read: behind a head that `next_head` gave out, or in gunicorn's buffer.
+        self._rest = b""
+        self._buffered = True
         self._doorbell = doorbell
         self._until = 0.0  # of a head, or of the rest of a body
         self._patience = Patience(settings.body_timeout)
@@ -120,7 +120,10 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         b"": what has come is there for gunicorn's parser. `ClientGone` when nothing comes any more."""
         self._owes_continue = False
         self._phase = Phase.IDLE
-        data = self._rest or self.take_buffered()
+        data = self._rest
+        if self._buffered:
+            self._buffered = False
+            data += self.take_buffered()
         if not data:
             assert self._doorbell is not None
             self.idle_since = time.monotonic()
@@ -129,31 +132,35 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         if 4 <= end <= longest:
             self._rest = data[end:]
             return data[:end]
-        self._rest = b""
-        self.unread(data)
+        self._to_buffer(data)
         self._head_has_begun()
         return b""
 
     def put_back(self, head: bytes) -> None:
         """A head that `next_head` gave out is for gunicorn's parser after all."""
-        self.unread(head + self._rest)
-        self._rest = b""
+        self._to_buffer(head + self._rest)
         self._head_has_begun()
 
-    def begin_plain_body(self, length: int) -> tuple[io.BytesIO | Input, Input | None]:
-        """The body behind the head that `next_head` gave out, as the application reads it; and once more if it has not
-        come as a whole, None if it has."""
+    def _to_buffer(self, data: bytes) -> None:
+        """All that has come and is not read is `data`; from now on it is read as gunicorn reads."""
+        self._rest = b""
+        self._buffered = True
+        self.unread(data)
+
+    def begin_plain_body(self, environ: WSGIEnvironment, length: int) -> Input | None:
+        """Put the body behind the head that `next_head` gave out into the environ; None if it has come as a whole."""
         rest = self._rest
         if len(rest) >= length:
             self.requests += 1
             self._phase = Phase.BODY
             self._rest = rest[length:]
-            return io.BytesIO(rest[:length]), None
-        self.unread(rest)
-        self._rest = b""
+            environ[WHOLE_KEY] = whole = rest[:length]
+            environ["wsgi.input"] = io.BytesIO(whole)
+            return None
+        self._to_buffer(rest)
         self.begin_body(expects_continue=False)
-        body = Input(LengthReader(self, length))
-        return body, body
+        environ["wsgi.input"] = body = Input(LengthReader(self, length))
+        return body
 
     @property
     def has_more(self) -> bool:
@@ -197,9 +204,10 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         """Whether so much of the body is unread, or held back, that no next request can be read after it."""
         if body is None:
             return False
-        if self._owes_continue or body.failed:
+        if body.failed:
             return True
-        return isinstance(body.reader, LengthReader) and body.reader.length > _DRAINED
+        left = body.reader.length if isinstance(body.reader, LengthReader) else body.reader.parser is not None
+        return left >= _DRAINED or (bool(left) and self._owes_continue)
 
     def has_unread(self, body: Any) -> bool:
         """Whether the client has sent, or still sends, bytes nobody has read."""
@@ -438,7 +446,6 @@ class Answer(Response):  # type: ignore[misc]
         """Makes the head; `flush` sends it, if no piece of the body has taken it along."""
         if self.headers_sent:
             return
-        self.headers_sent = True
         connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
         major, minor = self.req.version
         framing = "Transfer-Encoding: chunked\r\n" if self.chunked else ""
@@ -447,6 +454,7 @@ class Answer(Response):  # type: ignore[misc]
             f"HTTP/{major}.{minor} {self.status}\r\nServer: {self.version}\r\nDate: {_date()}\r\n"
             f"Connection: {connection}\r\n{framing}{fields}\r\n"
         ).encode("latin-1")
+        self.headers_sent = True  # not before: until then a failure can still be answered
 
     def write(self, arg: bytes | memoryview) -> None:
         if type(arg) is bytes and len(arg) == self.response_length and not (self.headers_sent or self._omits_body):
@@ -545,8 +553,8 @@ def _date() -> str:
     return _date_text
 
 
-def refuse(sock: socket.socket, status: int, reason: str) -> None:
-    """Answer what never became a request, as far as the client still listens."""
+def refuse(sock: socket.socket, status: int, reason: str, to_head: bool) -> None:
+    """Answer what never became a request, or was not answered, as far as the client still listens."""
     body = json.dumps({"error": reason}, separators=(",", ":")).encode()
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\n"
@@ -554,7 +562,7 @@ def refuse(sock: socket.socket, status: int, reason: str) -> None:
     )
     try:
         sock.settimeout(_LINGER_IDLE_S)
-        sock.sendall(head.encode("ascii") + body)
+        sock.sendall(head.encode("ascii") + (b"" if to_head else body))
     except OSError:
         pass
 

@@ -4,6 +4,7 @@ routes. Other protocols keep the table and bring their own envelope.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -87,6 +88,7 @@ def _envelope(status: int, reason: str, code: str = "", headers: Sequence[tuple[
     return response
 
 
+@functools.lru_cache(1024)
 def phrase(status: int) -> str:
     """The reason phrase of a status line."""
     if status == 499:

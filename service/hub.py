@@ -76,7 +76,8 @@ class HubClient:
         caller: socket.socket | None = None,
     ) -> dict[str, Array]:
         connection = self._live()
-        core, task = self._run(connection, model, *connection.prepare(model, inputs, deadline), caller)
+        task, record = connection.prepare(model, inputs, deadline)
+        core = self._run(connection, model, task, record, caller)
         try:
             return {name: array.copy() for name, array in core.arrays(task).items()}
         finally:
@@ -99,8 +100,8 @@ class HubClient:
             if connection.lost:
                 raise PoolLost("the pool is gone")
 
-        prepared = connection.prepare_body(model, body, codec, deadline, pause)
-        core, task = self._run(connection, model, *prepared, caller)
+        task, record = connection.prepare_body(model, body, codec, deadline, pause)
+        core = self._run(connection, model, task, record, caller)
         try:
             return core.body(task, pause)
         finally:
@@ -121,7 +122,7 @@ class HubClient:
 
     def _run(
         self, connection: Connection, model: str, task: Task, record: bytes, caller: socket.socket | None
-    ) -> tuple[ClientCore, Task]:
+    ) -> ClientCore:
         """Queue a prepared task and wait until it is settled."""
         core = connection.core
         assert core is not None
@@ -142,7 +143,7 @@ class HubClient:
         finally:
             if caller is not None:
                 self._callers.pop(task, None)
-        return core, task
+        return core
 
     # The hub's part.
 

@@ -32,16 +32,21 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None
 
 
 class Observed:
-    """One request under way: gives it its id, sees its status, logs it once it is over."""
+    """One request under way: gives it its id, sees its status and its body go by, logs it once it is over."""
+
+    __slots__ = ("_complete", "_environ", "_iterator", "_pieces", "_start_response", "_started", "_status", "id")
 
     def __init__(self, environ: WSGIEnvironment, start_response: StartResponse) -> None:
         given = environ.get("HTTP_X_REQUEST_ID", "")
         self.id = given if given and _SANE_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
         environ[ID_KEY] = self.id
-        self._environ = environ
+        self._environ: WSGIEnvironment | None = environ
         self._start_response = start_response
         self._started = time.monotonic()
         self._status = "-"
+        self._pieces: Iterable[bytes] = ()
+        self._iterator: Iterator[bytes] | None = None
+        self._complete = False
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo = None
@@ -51,32 +56,9 @@ class Observed:
         return write
 
     def watch(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
-        return _Watched(pieces, self._finished)
-
-    def failed(self) -> None:
-        """The application has raised: what the client gets, if anything, is the server's word."""
-        self._finished(aborted=True)
-
-    def _finished(self, aborted: bool) -> None:
-        elapsed_ms = (time.monotonic() - self._started) * 1000
-        path = printable(decoded_path(self._environ))
-        method = self._environ["REQUEST_METHOD"]
-        end = " aborted" if aborted else ""
-        line = f"{method} {path} -> {self._status}{end} {elapsed_ms:.1f} ms {self.id}"
-        if _lines is not None and _lines.alone:
-            _lines.add(line)
-        else:
-            logger.info("%s", line)
-
-
-class _Watched:
-    """The pieces of a body; the server closes it when it has sent them, or has given up."""
-
-    def __init__(self, pieces: Iterable[bytes], finished: Callable[[bool], None]) -> None:
+        """The pieces of the body; the server closes it when it has sent them, or has given up."""
         self._pieces = pieces
-        self._iterator: Iterator[bytes] | None = None
-        self._finished: Callable[[bool], None] | None = finished
-        self._complete = False
+        return self
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -92,13 +74,31 @@ class _Watched:
 
     def close(self) -> None:
         try:
-            close = getattr(self._pieces, "close", None)
-            if close is not None:
-                close()
+            if type(self._pieces) is not tuple:
+                close = getattr(self._pieces, "close", None)
+                if close is not None:
+                    close()
         finally:
-            finished, self._finished = self._finished, None
-            if finished is not None:
-                finished(not self._complete)
+            self._finish()
+
+    def failed(self) -> None:
+        """The application has raised: what the client gets, if anything, is the server's word."""
+        self._finish()
+
+    def _finish(self) -> None:
+        environ, self._environ = self._environ, None
+        if environ is None:
+            return
+        elapsed_ms = (time.monotonic() - self._started) * 1000
+        path = decoded_path(environ)
+        if not path.isprintable():
+            path = printable(path)
+        end = "" if self._complete else " aborted"
+        line = f"{environ['REQUEST_METHOD']} {path} -> {self._status}{end} {elapsed_ms:.1f} ms {self.id}"
+        if _lines is not None and _lines.alone:
+            _lines.add(line)
+        else:
+            logger.info("%s", line)
 
 
 class Lines(UnblockingHandler):
@@ -108,6 +108,7 @@ class Lines(UnblockingHandler):
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
         self._waiting: list[bytes] = []
+        self._loop: Any = None
         self._second = 0
         self._stamp = ""
 
@@ -126,13 +127,15 @@ class Lines(UnblockingHandler):
         if second != self._second:
             self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         text = f"{self._stamp},{int((now - second) * 1000):03d} [{os.getpid()}] {line}\n"
-        self._waiting.append(text.encode("utf-8", "backslashreplace"))
+        data = text.encode("utf-8", "backslashreplace")
+        if self._loop is None:
+            self._loop = _loop()
+        if self._loop is None:  # threads
+            self.write([data])
+            return
+        self._waiting.append(data)
         if len(self._waiting) == 1:
-            loop = _loop()
-            if loop is None:
-                self.flush()
-            else:
-                loop.run_callback(self.flush)
+            self._loop.run_callback(self.flush)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.flush()

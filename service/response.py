@@ -36,12 +36,9 @@ class Response:
     ) -> None:
         self.body = body
         self.status = status
-        self._headers: Headers | None = None
+        self._headers: Headers | None
         self._fields: tuple[tuple[str, str], ...] = ()
-        if type(headers) is tuple and all(type(v) is str and v.isprintable() for _, v in headers):
-            self._fields = headers
-        else:
-            self._headers = Headers(headers)
+        self._headers = Headers(headers) if headers else None
 
     @property
     def headers(self) -> Headers:
@@ -58,7 +55,7 @@ class Response:
         """Whether it goes out as it is: nothing in it that werkzeug would add to, or take away."""
         if self.status < 200 or self.status in (204, 304):
             return False
-        return not any(name.lower() in _COMPLETED for name, _ in self.header_list)
+        return self._headers is None or not any(name.lower() in _COMPLETED for name, _ in self._headers)
 
     @classmethod
     def json(cls, obj: object, status: int = 200) -> Response:
@@ -66,15 +63,24 @@ class Response:
             body = strict_json.dumps(obj)
         except ValueError:
             raise InvalidOutput("the answer holds NaN, Infinity or half a surrogate: JSON has no form for it") from None
-        return cls(body, status, (("Content-Type", JSON_TYPE),))
+        return cls._typed(body, status, JSON_TYPE)
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
-        return cls(text.encode(), status, (("Content-Type", TEXT_TYPE),))
+        return cls._typed(text.encode(), status, TEXT_TYPE)
 
     @classmethod
     def bytes(cls, body: Bytes, content_type: str = OCTETS_TYPE, status: int = 200) -> Response:
-        return cls(body, status, (("Content-Type", content_type),))
+        return cls._typed(body, status, content_type)
+
+    @classmethod
+    def _typed(cls, body: Bytes, status: int, content_type: str) -> Response:
+        """With no more than a type, as most are: nobody may ever look at its headers."""
+        if not content_type.isprintable():  # an error of those who make such headers
+            return cls(body, status, [("Content-Type", content_type)])
+        response = cls(body, status)
+        response._fields = (("Content-Type", content_type),)
+        return response
 
     @classmethod
     def sse(cls, events: Iterable[Mapping[str, object]]) -> Response:

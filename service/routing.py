@@ -158,6 +158,12 @@ def run(
     """The handler with every middleware around it, the first one outermost. What the handler raises is a response
     already, made by `failed`, when the middleware sees it."""
 
+    if not middleware:
+        try:
+            return to_response(handler(request))
+        except Exception as error:
+            return failed(error)
+
     def innermost(request: Request) -> Response:
         try:
             return to_response(handler(request))

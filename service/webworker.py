@@ -127,14 +127,15 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 req = None
                 plain = lean.next() if lean else None
                 if plain:
-                    req = parser.mesg = plain
+                    req = plain
                     keep = self._serve_plain(reader, plain, client)
+                    parser.mesg = plain if plain.body else None  # what is to be read to its end
                 else:
                     reader.begin_head()
                     req = next(parser)
                     req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
                     keep = self._serve(reader, listener.getsockname(), req, client, addr)
-                if not keep or not (req.body is None or _finish_body(parser, reader)):
+                if not keep or not (parser.mesg is None or _finish_body(parser, reader)):
                     break
                 if not plain or reader.has_more:
                     gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
@@ -142,7 +143,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         except (StopIteration, http_errors.NoMoreData, ssl.SSLError, ClientGone, gevent.GreenletExit):
             unread = False  # the client has closed, or is not worth more words
         except SlowHead:
-            self._refuse(client, addr, 408, "the request came too slowly", "")
+            self._refuse(client, addr, 408, "the request came too slowly")
         except OSError as error:
             unread = False
             if not isinstance(error, TimeoutError) and error.errno not in _CLIENT_LEFT:
@@ -163,7 +164,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         answer = Answer(req, sock, self.cfg, self, reader, self._settings.send_timeout)
         answer.environ = environ
         try:
-            environ["wsgi.input"], req.body = reader.begin_plain_body(req.length)
+            req.body = reader.begin_plain_body(environ, req.length)
             environ["wsgi.early_hints"] = answer.early_hints
             self._count()
             if not self._keepalive:
@@ -245,11 +246,13 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         status, reason = next(refusals, (500, "internal error"))
         if status == 500:
             logger.error("connection of %s failed", _name(addr), exc_info=exc.__cause__ or exc)
-        self._refuse(client, addr, status, reason, str(exc))
+        self._refuse(client, addr, status, reason, str(exc), to_head=getattr(req, "method", None) == "HEAD")
 
-    def _refuse(self, client: Any, addr: Any, status: int, reason: str, detail: str) -> None:
+    def _refuse(
+        self, client: Any, addr: Any, status: int, reason: str, detail: str = "", *, to_head: bool = False
+    ) -> None:
         logging.getLogger("headrace.request").info("%s -> %d %s %s", _name(addr), status, reason, detail[:200])
-        refuse(client, status, reason)
+        refuse(client, status, reason, to_head)
 
     def _is_not_plain_http(self, client: Any, addr: Any) -> bool:
         """uwsgi and HTTP/2 in all its ways of beginning are left to gunicorn."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from workers import strict_json
 from workers.errors import InvalidInput, InvalidOutput
-from workers.model import Array, TensorSpec
+from workers.model import DTYPES, Array, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,18 @@ _FORMS: dict[str, tuple[str, frozenset[type], str]] = {
     "float64": ("d", _NUMBERS, "number"),
 }
 _LISTS = frozenset((list,))
+_DTYPES = {name: np.dtype(name) for name in DTYPES}
 
 
 def _array(value: object, spec: TensorSpec) -> Array:
     """`value`, nested lists, as an array of shape (1, *spec.shape); level by level, each in one pass of C."""
     letter, types, _ = _FORMS[spec.dtype]
+    if type(value) is list and spec.shape == (len(value),) and types.issuperset(map(type, value)):
+        # One dimension, as most have.
+        try:
+            return np.ndarray((1, len(value)), _DTYPES[spec.dtype], _pack(letter, value))
+        except (struct.error, OverflowError):
+            raise _misfit(spec) from None
     members: list[object] = [value]
     shape = [1]
     for length in spec.shape:
@@ -120,7 +127,7 @@ def _nested_lists(row: Array) -> object:
     """A row as Python values; a narrow float becomes the double whose text is the narrow one's shortest."""
     if row.dtype.char not in _NARROW:
         return row.tolist()
-    flat = row.ravel()
+    flat = row if row.ndim == 1 else row.ravel()
     shortest = [float(str(x)) for x in flat]
     # numpy's shortest text is for a reader that rounds once. Most JSON readers round twice, to double and then
     # down; for the few where that ends elsewhere (7.038531e-26 is one) nine digits are safe with either.
