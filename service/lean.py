@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gunicorn.http.message import _ip_in_allow_list
 
 from service.connection import Reader
 from service.plain import HeadReader, PlainRequest
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
 
 
 def may_be_lean(cfg: Any, log: Any) -> bool:
@@ -52,17 +55,17 @@ class Lean:
             self._environ["REMOTE_PORT"] = str(peer[1])
             self._trusted = _ip_in_allow_list(peer[0], cfg.forwarded_allow_ips, cfg.forwarded_allow_networks())
 
-    def next(self) -> PlainRequest | None:
-        """The next request; None when it is not plain: gunicorn's parser finds it with the reader."""
+    def next(self) -> tuple[PlainRequest, WSGIEnvironment] | None:
+        """The next request, with its environ; None when it is not plain: gunicorn's parser finds it with the reader."""
         head = self._reader.next_head(self._heads.max_head)
         if not head:
             return None
-        request = self._heads.read(head, self._environ, self._trusted)
-        if request is None:
+        found = self._heads.read(head, self._environ, self._trusted)
+        if found is None:
             self._reader.put_back(head)
         elif self._by_host:
-            _name_server(request.environ)
-        return request
+            _name_server(found[1])
+        return found
 
 
 def _name_server(environ: dict[str, Any]) -> None:

@@ -55,6 +55,13 @@ class Observed:
         self._status = status[:3]
         return write
 
+    def send(self, status: str, headers: list[tuple[str, str]], body: bytes) -> None:
+        """The whole answer, and its line in the log. By `write`, and not as the application's iterable, of which a
+        server knows only afterwards that it was the whole."""
+        self.start_response(status, headers)(body)
+        self._complete = True
+        self._finish()
+
     def watch(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
         """The pieces of the body; the server closes it when it has sent them, or has given up."""
         self._pieces = pieces

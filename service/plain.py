@@ -57,16 +57,15 @@ class _Line(NamedTuple):
 
 class PlainRequest:
     """What gunicorn's response and access log ask of a request. `length`: bytes of the body. `body`: where the body is
-    read from, None when all of it has come with the head."""
+    read from, None when all of it has come with the head. It knows nothing of its environ, which leads to it: that
+    would be a circle, and all of a request would lie there until the collector comes."""
 
-    __slots__ = ("_keeps_alive", "_lines", "body", "environ", "length", "method", "version")
+    __slots__ = ("_keeps_alive", "_lines", "body", "length", "method", "uri", "version")
 
-    def __init__(
-        self, environ: WSGIEnvironment, lines: list[bytes], line: _Line, length: int, keeps_alive: bool
-    ) -> None:
-        self.environ = environ
+    def __init__(self, lines: list[bytes], line: _Line, length: int, keeps_alive: bool) -> None:
         self.method = line.method
         self.version = line.version
+        self.uri = line.environ["RAW_URI"]
         self.length = length
         self.body: Any = None
         self._lines = lines
@@ -80,11 +79,6 @@ class PlainRequest:
     @property
     def path(self) -> str:
         return self.uri.partition("?")[0]
-
-    @property
-    def uri(self) -> str:
-        uri: str = self.environ["RAW_URI"]
-        return uri
 
     def should_close(self) -> bool:
         return not self._keeps_alive
@@ -106,9 +100,9 @@ class HeadReader:
         self._known_lines: dict[bytes, _Line] = {}
         self._known_fields: dict[bytes, tuple[str, str]] = {}
 
-    def read(self, head: bytes, base: Mapping[str, Any], trusted: bool) -> PlainRequest | None:
-        """The request of `head`, which ends with its empty line; None if it is not plain. `base`: the environ of every
-        request on this connection. `trusted`: whether the peer may say that its own client used TLS."""
+    def read(self, head: bytes, base: Mapping[str, Any], trusted: bool) -> tuple[PlainRequest, WSGIEnvironment] | None:
+        """The request of `head`, which ends with its empty line, and its environ; None if it is not plain. `base`: the
+        environ of every request on this connection. `trusted`: whether the peer may say that its client used TLS."""
         lines = head[:-4].split(b"\r\n")
         line = self._known_lines.get(lines[0]) or self._read_line(lines[0])
         if line is None or len(lines) > self._max_lines:
@@ -137,7 +131,7 @@ class HeadReader:
         if "HTTP_CONNECTION" in environ:
             connection = environ["HTTP_CONNECTION"].lower()
             keeps_alive = connection == "keep-alive" or (keeps_alive and connection != "close")
-        return PlainRequest(environ, lines, line, length, keeps_alive)
+        return PlainRequest(lines, line, length, keeps_alive), environ
 
     def _read_line(self, text: bytes) -> _Line | None:
         found = _LINE.fullmatch(text)

@@ -153,7 +153,7 @@ def prefixed(prefix: str, route: Route) -> Route:
 
 
 def run(
-    middleware: list[Middleware], handler: Handler, request: Request, failed: Callable[[Exception], Response]
+    middleware: list[Middleware], handler: Handler, request: Request, failed: Callable[[Exception, Request], Response]
 ) -> Response:
     """The handler with every middleware around it, the first one outermost. What the handler raises is a response
     already, made by `failed`, when the middleware sees it."""
@@ -162,13 +162,13 @@ def run(
         try:
             return to_response(handler(request))
         except Exception as error:
-            return failed(error)
+            return failed(error, request)
 
     def innermost(request: Request) -> Response:
         try:
             return to_response(handler(request))
         except Exception as error:  # the one place where handlers' code is called
-            return failed(error)
+            return failed(error, request)
 
     call: Next = innermost
     for around in reversed(middleware):

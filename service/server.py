@@ -113,7 +113,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
             handler = self._express.handler(environ)
             if handler is None:
                 return observed.watch(self.wsgi_app(environ, observed.start_response))
-            return observed.watch(self._by_express(handler, environ, observed.start_response))
+            return self._by_express(handler, environ, observed)
         except BaseException:
             observed.failed()
             raise
@@ -145,7 +145,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def answer(self, request: Request, handler: Handler) -> flask.Response:
         """Run a handler within a Flask context, where Flask's error handlers apply to what it raises."""
 
-        def failed(error: Exception) -> Response:
+        def failed(error: Exception, _: Request) -> Response:
             return to_response(self.make_response(self.handle_user_exception(error)))
 
         return self._to_flask(run(self._middleware, handler, request, failed))
@@ -171,25 +171,25 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
     # The express lane
 
-    def _by_express(self, handler: Handler, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        def failed(error: Exception) -> Response:
-            if self._only_our_failures and not isinstance(error, HTTPException):
-                return failure(error, Request(environ, 0).id)
-            with self.request_context(environ):
-                return to_response(self.make_response(self.handle_user_exception(error)))
-
+    def _by_express(self, handler: Handler, environ: WSGIEnvironment, observed: log.Observed) -> Iterable[bytes]:
+        request = Request(environ, self.body_limit)
         try:
-            response = run(self._middleware, handler, Request(environ, self.body_limit), failed)
+            response = run(self._middleware, handler, request, self._express_failure)
         except Exception as error:  # of a middleware's, or of an error handler's
             response = self._last_failure(error, environ)
         body = response.body
         if type(body) is not bytes or not response.is_simple:
-            return self._to_flask(response)(environ, start_response)
-        start_response(
-            f"{response.status} {phrase(response.status)}",
-            [*response.header_list, ("Content-Length", str(len(body)))],
-        )
-        return (body,)
+            return observed.watch(self._to_flask(response)(environ, observed.start_response))
+        status = f"{response.status} {phrase(response.status)}"
+        headers = [*response.header_list, ("Content-Length", str(len(body)))]
+        observed.send(status, headers, body)
+        return ()
+
+    def _express_failure(self, error: Exception, request: Request) -> Response:
+        if self._only_our_failures and not isinstance(error, HTTPException):
+            return failure(error, request.id)
+        with self.request_context(request.environ):
+            return to_response(self.make_response(self.handle_user_exception(error)))
 
     @property
     def _only_our_failures(self) -> bool:

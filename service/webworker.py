@@ -127,9 +127,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 req = None
                 plain = lean.next() if lean else None
                 if plain:
-                    req = plain
-                    keep = self._serve_plain(reader, plain, client)
-                    parser.mesg = plain if plain.body else None  # what is to be read to its end
+                    req, environ = plain
+                    keep = self._serve_plain(reader, req, environ, client)
+                    parser.mesg = req if req.body else None  # what is to be read to its end
                 else:
                     reader.begin_head()
                     req = next(parser)
@@ -157,10 +157,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 linger(client)
             client.close()
 
-    def _serve_plain(self, reader: Reader, req: PlainRequest, sock: Any) -> bool:
+    def _serve_plain(self, reader: Reader, req: PlainRequest, environ: dict[str, Any], sock: Any) -> bool:
         """As `_serve`, with less to do."""
         started = datetime.now() if self._accounts or self.log.access_log_enabled else None
-        environ = req.environ
         answer = Answer(req, sock, self.cfg, self, reader, self._settings.send_timeout)
         answer.environ = environ
         try:
@@ -177,6 +176,8 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             raise
         except BaseException as error:
             return self._broke_off(reader, req, answer, error)
+        finally:
+            answer.environ = {}  # which leads back here
 
     def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request; whether the connection may carry another. Raises only what has not been answered."""
@@ -205,6 +206,8 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             return self._broke_off(reader, req, answer, error)
         finally:
             self._after(req, environ, answer)
+            if answer is not None:
+                answer.environ = {}  # which leads back here
 
     def _broke_off(self, reader: Reader, req: Any, answer: Answer | None, error: BaseException) -> bool:
         """What the application raised: `sys.exit`, or a timeout of gevent's, is its bug like any other."""

@@ -17,3 +17,5 @@ SEED = int(os.environ.pop("HEADRACE_STORM_SEED", "0")) or int.from_bytes(os.uran
 """Of everything random in a storm; tests print it."""
 FUZZ_S = float(os.environ.pop("HEADRACE_FUZZ_S", "10"))
 """Seconds for which requests made by chance are sent to our worker and to gunicorn's."""
+FUZZ_EXAMPLES = int(os.environ.pop("HEADRACE_FUZZ_EXAMPLES", "500"))
+"""How many broken requests our reading of a head is held against gunicorn's."""

@@ -98,12 +98,13 @@ def lean(sock: socket.socket, cfg: Config, ends: Any, data: bytes) -> tuple[dict
     server, peer = ends
     reader = reader_of(sock, data)
     side = Lean(HeadReader(cfg), reader, wsgi.base_environ(cfg), cfg, server, peer)
-    request = side.next()
-    if request is None:
+    found = side.next()
+    if found is None:
         assert reader.take_buffered() == data, "what is not plain is put back as it came"
         return None
+    request, environ = found
     reader.put_back(b"")
-    environ = {key: value for key, value in request.environ.items() if key not in NEVER_EQUAL}
+    environ = {key: value for key, value in environ.items() if key not in NEVER_EQUAL}
     return environ, request.should_close(), reader.take_buffered()
 
 
