@@ -86,12 +86,15 @@ def _refusals(ours: Record, theirs: Record) -> Pair:
 
 
 def _formless(record: Record, is_refusal: Callable[[Answer, bytes], bool]) -> Record:
-    """A refusal, which is always the last answer, without its reason, headers and body. One to HEAD has a body too."""
+    """A refusal, which is always the last answer, without its reason, headers and body. Of gunicorn's, one to HEAD has
+    a body too; ours have none."""
     if not record.answers or record.end != "closed":
         return record
     last = record.answers[-1]
     body = last.body or record.rest
-    if last.cut or (last.body and record.rest) or last.header("content-length") != str(len(body)):
+    if last.cut or (last.body and record.rest):
+        return record
+    if (body or last.framing != "none") and last.header("content-length") != str(len(body)):
         return record
     if not is_refusal(last, body):
         return record
@@ -106,9 +109,10 @@ def _ours_refused(answer: Answer, body: bytes) -> bool:
     if [name for name, _ in answer.headers] != _REFUSAL_HEADERS or answer.header("connection") != "close":
         return False
     try:
-        return answer.header("content-type") == "application/json" and list(json.loads(body)) == ["error"]
+        said = list(json.loads(body)) if body else ["error"]
     except ValueError:
         return False
+    return answer.header("content-type") == "application/json" and said == ["error"]
 
 
 def _gunicorn_refused(answer: Answer, body: bytes) -> bool:
