@@ -50,12 +50,12 @@ class Observed:
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo = None
-    ) -> Callable[[bytes], object]:
+    ) -> Callable[[Any], object]:
         write = self._start_response(status, [*headers, ("X-Request-ID", self.id)], exc_info)
         self._status = status[:3]
         return write
 
-    def send(self, status: str, headers: list[tuple[str, str]], body: bytes) -> None:
+    def send(self, status: str, headers: list[tuple[str, str]], body: bytes | memoryview) -> None:
         """The whole answer, and its line in the log. By `write`, and not as the application's iterable, of which a
         server knows only afterwards that it was the whole."""
         self.start_response(status, headers)(body)

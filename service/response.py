@@ -12,7 +12,8 @@ from service import sse as events_of
 from workers import strict_json
 from workers.errors import InvalidOutput
 
-Bytes = bytes  # `Response.bytes` hides the name inside the class
+Piece = bytes
+Bytes = bytes | memoryview  # `Response.bytes` hides the name inside the class
 Returned = object  # dict or list → JSON, str → text, bytes → octets, a Response (ours or werkzeug's) as it is
 
 JSON_TYPE = "application/json"
@@ -27,12 +28,13 @@ STREAM_HEADERS = (
 
 
 class Response:
-    """`body` is either all of it or an iterable of pieces; an iterable with `close` is closed at the end."""
+    """`body` is either all of it or an iterable of pieces; an iterable with `close` is closed at the end. A contiguous
+    memoryview is sent from where it lies, on a server that can."""
 
     __slots__ = ("_fields", "_headers", "body", "status")
 
     def __init__(
-        self, body: Bytes | Iterable[Bytes] = b"", status: int = 200, headers: Iterable[tuple[str, str]] = ()
+        self, body: Bytes | Iterable[Piece] = b"", status: int = 200, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         self.body = body
         self.status = status
@@ -97,7 +99,7 @@ def to_response(returned: Returned) -> Response:
         return Response.json(returned)
     if isinstance(returned, str):
         return Response.text(returned)
-    if isinstance(returned, bytes):
+    if isinstance(returned, (bytes, memoryview)):
         return Response.bytes(returned)
     if isinstance(returned, WerkzeugResponse):
         if not returned.is_streamed:

@@ -22,6 +22,7 @@ from werkzeug.utils import cached_property
 
 from service import body, log
 from service.config import Settings
+from service.environ import VIEWS_KEY
 from service.errors import failure, phrase
 from service.express import STEPS, Express, names_of
 from service.request import Request
@@ -178,10 +179,13 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         except Exception as error:  # of a middleware's, or of an error handler's
             response = self._last_failure(error, environ)
         body = response.body
-        if type(body) is not bytes or not response.is_simple:
+        if type(body) is memoryview and VIEWS_KEY not in environ:
+            body = body.tobytes()
+        if not isinstance(body, (bytes, memoryview)) or not response.is_simple:
             return observed.watch(self._to_flask(response)(environ, observed.start_response))
         status = f"{response.status} {phrase(response.status)}"
-        headers = [*response.header_list, ("Content-Length", str(len(body)))]
+        size = body.nbytes if isinstance(body, memoryview) else len(body)
+        headers = [*response.header_list, ("Content-Length", str(size))]
         observed.send(status, headers, body)
         return ()
 
@@ -219,11 +223,12 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
     def _to_flask(self, response: Response) -> flask.Response:
         status = f"{response.status} {phrase(response.status)}"
-        flask_response = self.response_class(response.body, status, direct_passthrough=False)
+        body = response.body.tobytes() if isinstance(response.body, memoryview) else response.body
+        flask_response = self.response_class(body, status, direct_passthrough=False)
         flask_response.headers.clear()  # no default type: what the response does not say is not said
         flask_response.headers.extend(response.headers)
-        if isinstance(response.body, bytes):
-            flask_response.headers["Content-Length"] = str(len(response.body))
+        if isinstance(body, bytes):
+            flask_response.headers["Content-Length"] = str(len(body))
         return flask_response
 
     def _check_not_started(self, what: Route | str) -> None:

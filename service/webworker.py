@@ -38,6 +38,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
 from service.connection import TURN_S, Answer, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
+from service.environ import VIEWS_KEY
 from service.lean import Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands
 from service.plain import HeadReader, PlainRequest
@@ -93,7 +94,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self._settings = Settings.from_env(os.environ)
         self._tls = gunicorn_sock.ssl_context(self.cfg) if self.cfg.is_ssl else None
         self._heads = HeadReader(self.cfg) if may_be_lean(self.cfg, self.log) else None
-        self._environ = {**wsgi.base_environ(self.cfg), "wsgi.multithread": True}
+        self._environ = {**wsgi.base_environ(self.cfg), "wsgi.multithread": True, VIEWS_KEY: True}
         self._keepalive = self.cfg.keepalive
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
         servers = [self._listen(sock) for sock in self.sockets]
@@ -193,7 +194,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 req, sock, addr, listener_name, self.cfg, response_class=Answer, response_args=response_args
             )
             answer.environ = environ
-            environ["wsgi.multithread"] = True
+            environ["wsgi.multithread"] = environ[VIEWS_KEY] = True
             self._count()
             if not self._keepalive:
                 answer.force_close()
