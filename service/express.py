@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STEPS = frozenset(
     {
+        "app_context",
         "create_url_adapter",
         "dispatch_request",
         "do_teardown_appcontext",
@@ -60,20 +61,23 @@ class Express:
 
     def __init__(self, app: flask.Flask) -> None:
         self._app = app
-        self._routes: dict[tuple[str, str], tuple[Handler, Sequence[str]]] = {}
+        self._routes: dict[tuple[str, str], tuple[Handler, Sequence[str], str, object]] = {}
         self.changed = False
         """Whether a step of Flask's has been replaced on the application itself."""
 
-    def add(self, route: Route, blueprints: Sequence[str]) -> None:
-        if route.regex is None and route.path.isascii():
-            self._routes[route.method, route.path] = route.handler, blueprints
+    def add(self, route: Route, blueprints: Sequence[str], endpoint: str, view: object) -> None:
+        """A fixed route, with the view that stands for it in Flask's `view_functions`."""
+        if route.path.isascii() and route.method != "HEAD":  # whose body is taken away
+            self._routes[route.method, route.path] = route.handler, blueprints, endpoint, view
 
     def handler(self, environ: WSGIEnvironment) -> Handler | None:
         """Who answers the request; None if Flask has to."""
         found = self._routes.get((environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")))
         if found is None or self.changed or environ.get("SCRIPT_NAME") or "HTTP_UPGRADE" in environ:
             return None
-        handler, blueprints = found
+        if "werkzeug.debug.preserve_context" in environ:  # a test client or a debugger wants to look at the context
+            return None
+        handler, blueprints, endpoint, view = found
         app = self._app
         config = app.config
         if (
@@ -83,6 +87,7 @@ class Express:
             or app.subdomain_matching
             or app.url_map.host_matching
             or ("HTTP_COOKIE" in environ and app.secret_key)  # a session, which Flask may have to renew
+            or app.view_functions.get(endpoint) is not view
             or app.teardown_appcontext_funcs
             or (app.before_request_funcs and _apply(app.before_request_funcs, blueprints))
             or (app.after_request_funcs and _apply(app.after_request_funcs, blueprints))

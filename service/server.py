@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, overload
 
 import flask
@@ -55,6 +55,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         self.body_limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
         self.url_map.merge_slashes = False  # `//health` is not found, rather than redirected with a page of HTML
         self._routes = Routes()
+        self._endpoints: dict[tuple[str, str], str] = {}  # of fixed routes in Flask's URL map, by method and path
         self._middleware: list[Middleware] = []
         self._started = False
         self.register_error_handler(Exception, self._flask_failure)
@@ -64,18 +65,25 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def declare(self, route: Route) -> None:
         self._check_not_started(route)
         self._routes.add(route)
-        self._express.add(route, ())
         if route.regex is None:
-            self.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
+            view = self._view(route, (), endpoint := _endpoint(route))
+            self.add_url_rule(route.path, endpoint, view, methods=[route.method])
 
     def declare_on(self, blueprint: BlueprintSetupState, route: Route) -> None:
         """A route of a blueprint that is being registered."""
         self._check_not_started(route)
         full = prefixed((blueprint.url_prefix or "").rstrip("/"), route)
         self._routes.add(full)
-        self._express.add(full, names_of(f"{blueprint.name_prefix}.{blueprint.name}".lstrip(".")))
         if route.regex is None:
-            blueprint.add_url_rule(route.path, _endpoint(route), View(self, route), methods=[route.method])
+            name, endpoint = f"{blueprint.name_prefix}.{blueprint.name}".lstrip("."), _endpoint(route)
+            view = self._view(full, names_of(name), f"{name}.{endpoint}")
+            blueprint.add_url_rule(route.path, endpoint, view, methods=[route.method])
+
+    def _view(self, route: Route, blueprints: Sequence[str], endpoint: str) -> View:
+        view = View(self, route)
+        self._endpoints[route.method, route.path] = endpoint
+        self._express.add(route, blueprints, endpoint, view)
+        return view
 
     @overload  # type: ignore[override]
     def route(self, method: str, path: str, handler: None = None, *, pattern: bool = False) -> Callable[[H], H]: ...
@@ -122,19 +130,26 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def dispatch_request(self) -> flask.Response:
         flask_request = flask.request
         request = Request(flask_request.environ, self.body_limit)
+        rule, error = flask_request.url_rule, flask_request.routing_exception
+        if error is not None and not isinstance(error, (NotFound, MethodNotAllowed, RequestRedirect)):
+            raise error  # a host that is not one, or not trusted
         route = self._routes.fixed(request.method, request.path)
         if route is not None:
-            return self.answer(request, route.handler)
-        rule, error = flask_request.url_rule, flask_request.routing_exception
+            return self._by_view(request, self._endpoints[route.method, route.path], {})
         if not request.path.startswith("/") or request.path.startswith("//"):
             # To werkzeug `//x` is `/x`. Middleware that guards `/x` sees the path as it is, and so does the handler.
             rule, error = None, NotFound()
         automatic = request.method == "OPTIONS" and getattr(rule, "provide_automatic_options", False)
         if rule is None or error is not None or automatic:
             return self._beyond_rules(request, error)
-        view, arguments = self.view_functions[rule.endpoint], flask_request.view_args or {}
+        return self._by_view(request, rule.endpoint, flask_request.view_args or {})
+
+    def _by_view(self, request: Request, endpoint: str, arguments: dict[str, Any]) -> flask.Response:
+        """By what stands in Flask's `view_functions`, where an application may put its own around, or in place of,
+        any view."""
+        view = self.view_functions[endpoint]
         if isinstance(view, View):
-            return view()
+            return self.answer(request, view.handler)
         if not self._middleware:
             return self.make_response(self.ensure_sync(view)(**arguments))
 
@@ -149,11 +164,11 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         def failed(error: Exception, _: Request) -> Response:
             return to_response(self.make_response(self.handle_user_exception(error)))
 
-        return self._to_flask(run(self._middleware, handler, request, failed))
+        return self.to_flask(run(self._middleware, handler, request, failed))
 
     def _beyond_rules(self, request: Request, error: HTTPException | None) -> flask.Response:
         """A pattern; or 405 or the answer to OPTIONS where the path is known under other methods; or 404."""
-        if error is not None and not isinstance(error, (NotFound, MethodNotAllowed)):
+        if isinstance(error, RequestRedirect):
             raise error
         found = self._routes.pattern(request.method, request.path)
         if found is not None:
@@ -179,10 +194,10 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         except Exception as error:  # of a middleware's, or of an error handler's
             response = self._last_failure(error, environ)
         body = response.body
-        if type(body) is memoryview and VIEWS_KEY not in environ:
+        if type(body) is memoryview and not (body.c_contiguous and VIEWS_KEY in environ):
             body = body.tobytes()
         if not isinstance(body, (bytes, memoryview)) or not response.is_simple:
-            return observed.watch(self._to_flask(response)(environ, observed.start_response))
+            return observed.watch(self.to_flask(response)(environ, observed.start_response))
         status = f"{response.status} {phrase(response.status)}"
         size = body.nbytes if isinstance(body, memoryview) else len(body)
         headers = [*response.header_list, ("Content-Length", str(size))]
@@ -193,17 +208,20 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         if self._only_our_failures and not isinstance(error, HTTPException):
             return failure(error, request.id)
         with self.request_context(request.environ):
-            return to_response(self.make_response(self.handle_user_exception(error)))
+            answer = self.make_response(self.handle_user_exception(error))
+            return to_response(self.process_response(answer))  # with what the error handler has put into the session
 
     @property
     def _only_our_failures(self) -> bool:
         """Whether no error handler is declared but the one of every `HttpServer`."""
-        return sum(len(kinds) for codes in self.error_handler_spec.values() for kinds in codes.values()) == 1
+        handlers = self.error_handler_spec
+        only_one = sum(len(kinds) for codes in handlers.values() for kinds in codes.values()) == 1
+        return only_one and handlers[None][None].get(Exception) == self._flask_failure
 
     def _last_failure(self, error: Exception, environ: WSGIEnvironment) -> Response:
         with self.request_context(environ):
             try:
-                answer = self.make_response(self.handle_user_exception(error))
+                answer = self.process_response(self.make_response(self.handle_user_exception(error)))
             except Exception as worse:
                 answer = self.handle_exception(worse)
             return to_response(answer)
@@ -211,17 +229,17 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     # Flask's side
 
     def _flask_failure(self, error: Exception) -> flask.Response:
-        return self._to_flask(failure(error, Request(flask.request.environ, 0).id))
+        return self.to_flask(failure(error, Request(flask.request.environ, 0).id))
 
     def handle_http_exception(self, e: HTTPException) -> Any:
         if isinstance(e, RequestRedirect):  # as Flask answers it, without the page of HTML
-            return self._to_flask(Response(b"", e.code or 308, [("Location", e.new_url)]))
+            return self.to_flask(Response(b"", e.code or 308, [("Location", e.new_url)]))
         return super().handle_http_exception(e)
 
     def log_exception(self, exc_info: object) -> None:
         """Nothing: what gets here ends in `failure`, which logs it with the request's id."""
 
-    def _to_flask(self, response: Response) -> flask.Response:
+    def to_flask(self, response: Response) -> flask.Response:
         status = f"{response.status} {phrase(response.status)}"
         body = response.body.tobytes() if isinstance(response.body, memoryview) else response.body
         flask_response = self.response_class(body, status, direct_passthrough=False)
@@ -238,16 +256,18 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
 
 
 class View:
-    """A light handler as Flask's URL map holds it: a view function like any other."""
+    """A light handler as Flask's URL map holds it: a view function like any other. Called by what an application has
+    put around it, within the middleware."""
 
     def __init__(self, server: HttpServer, route: Route) -> None:
         if any(mark in route.path for mark in "<>|"):
             raise ValueError(f"the fixed path {route.path!r} looks like a rule; declare it with pattern=True")
+        self.handler = route.handler
         self._server = server
-        self._handler = route.handler
 
     def __call__(self) -> flask.Response:
-        return self._server.answer(Request(flask.request.environ, self._server.body_limit), self._handler)
+        request = Request(flask.request.environ, self._server.body_limit)
+        return self._server.to_flask(to_response(self.handler(request)))
 
 
 class Blueprint(Declaring, flask.Blueprint):  # type: ignore[misc]  # as with HttpServer
