@@ -192,7 +192,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         try:
             response = run(self._middleware, handler, request, self._express_failure)
         except Exception as error:  # of a middleware's, or of an error handler's
-            response = self._last_failure(error, environ)
+            return observed.watch(self._last_failure(error, environ)(environ, observed.start_response))
         body = response.body
         if type(body) is memoryview and not (body.c_contiguous and VIEWS_KEY in environ):
             body = body.tobytes()
@@ -218,13 +218,12 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         only_one = sum(len(kinds) for codes in handlers.values() for kinds in codes.values()) == 1
         return only_one and handlers[None][None].get(Exception) == self._flask_failure
 
-    def _last_failure(self, error: Exception, environ: WSGIEnvironment) -> Response:
+    def _last_failure(self, error: Exception, environ: WSGIEnvironment) -> flask.Response:
         with self.request_context(environ):
             try:
-                answer = self.process_response(self.make_response(self.handle_user_exception(error)))
+                return self.finalize_request(self.handle_user_exception(error))
             except Exception as worse:
-                answer = self.handle_exception(worse)
-            return to_response(answer)
+                return self.handle_exception(worse)
 
     # Flask's side
 
