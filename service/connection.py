@@ -398,7 +398,8 @@ class Answer(Response):  # type: ignore[misc]
         super().__init__(req, sock, cfg)
         self._worker = worker
         self._reader = reader
-        self._patience = Patience(send_timeout)
+        self._send_timeout = send_timeout
+        self._patience: Patience | None = None
         self._head = b""
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -487,8 +488,9 @@ class Answer(Response):  # type: ignore[misc]
             self._send_all(head)
 
     def close(self) -> None:
-        self.send_headers()
-        self.flush()
+        if self._head or not self.headers_sent:
+            self.send_headers()
+            self.flush()
         if self.chunked:
             self._send_all(b"0\r\n\r\n")
 
@@ -512,16 +514,21 @@ class Answer(Response):  # type: ignore[misc]
         left = memoryview(data)
         if type(self.sock) is GeventSocket:
             try:
-                left = left[self.sock._sock.send(data) :]
+                sent = self.sock._sock.send(data)
             except BlockingIOError:
-                pass
+                sent = 0
             except OSError as error:
                 raise ClientGone from error
+            if sent == len(left):
+                return
+            left = left[sent:]
         while left:
             left = left[self._send(partial(self.sock.send, left[:_SEND_STEP])) :]
 
     def _send(self, send: Callable[[], int]) -> int:
         """What `send` says it has sent, within the client's time."""
+        if self._patience is None:
+            self._patience = Patience(self._send_timeout)
         since, seconds = time.monotonic(), self._patience.left()
         try:
             if seconds <= 0:

@@ -114,6 +114,7 @@ class Lines(UnblockingHandler):
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
+        self._pid = os.getpid()
         self._waiting: list[bytes] = []
         self._loop: Any = None
         self._second = 0
@@ -123,7 +124,8 @@ class Lines(UnblockingHandler):
     def alone(self) -> bool:
         """Whether what `logging` would make of a request's line is what `add` makes of it."""
         return (
-            _headrace.handlers == [self]
+            len(_headrace.handlers) == 1
+            and _headrace.handlers[0] is self
             and not (logger.handlers or logger.filters or self.filters or _headrace.propagate)
             and logger.isEnabledFor(logging.INFO)
         )
@@ -133,7 +135,7 @@ class Lines(UnblockingHandler):
         second = int(now)
         if second != self._second:
             self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        text = f"{self._stamp},{int((now - second) * 1000):03d} [{os.getpid()}] {line}\n"
+        text = f"{self._stamp},{int((now - second) * 1000):03d} [{self._pid}] {line}\n"
         data = text.encode("utf-8", "backslashreplace")
         if self._loop is None:
             self._loop = _loop()
