@@ -80,6 +80,10 @@ class PlainRequest:
     def path(self) -> str:
         return self.uri.partition("?")[0]
 
+    @property
+    def query(self) -> str:
+        return self.uri.partition("?")[2]
+
     def should_close(self) -> bool:
         return not self._keeps_alive
 

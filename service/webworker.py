@@ -21,8 +21,9 @@ import signal
 import ssl
 import sys
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
@@ -169,9 +170,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._count()
             if not self._keepalive:
                 answer.force_close()
-            self._respond(answer, environ)
-            if started:
-                self.log.access(answer, req, environ, datetime.now() - started)
+            try:
+                self._respond(answer, environ)
+            finally:
+                if started and answer.headers_sent:
+                    self.log.access(answer, req, environ, datetime.now() - started)
             return not answer.should_close()
         except (ClientGone, gevent.GreenletExit):
             raise
@@ -198,8 +201,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._count()
             if not self._keepalive:
                 answer.force_close()
-            self._respond(answer, environ)
-            self.log.access(answer, req, environ, datetime.now() - started)
+            try:
+                self._respond(answer, environ)
+            finally:
+                if answer.headers_sent:
+                    self.log.access(answer, req, environ, datetime.now() - started)
             return not answer.should_close()
         except (ClientGone, gevent.GreenletExit):
             raise
@@ -250,7 +256,19 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         status, reason = next(refusals, (500, "internal error"))
         if status == 500:
             logger.error("connection of %s failed", _name(addr), exc_info=exc.__cause__ or exc)
+        failed = exc.req if req is None and isinstance(exc, http_errors.InvalidHeader) else req
+        if failed is not None:
+            self._log_access_of_failed(failed, client, addr, status)
         self._refuse(client, addr, status, reason, str(exc), to_head=getattr(req, "method", None) == "HEAD")
+
+    def _log_access_of_failed(self, req: Any, client: Any, addr: Any, status: int) -> None:
+        """As gunicorn does, with as much of an environ."""
+        environ = wsgi.default_environ(req, client, self.cfg)
+        host, port = addr[:2] if isinstance(addr, tuple) else ("", -1)
+        environ.update(REMOTE_ADDR=host, REMOTE_PORT=str(port))
+        answer = wsgi.Response(req, client, self.cfg)
+        answer.status = f"{status} {HTTPStatus(status).phrase}"
+        self.log.access(answer, req, environ, timedelta())
 
     def _refuse(
         self, client: Any, addr: Any, status: int, reason: str, detail: str = "", *, to_head: bool = False

@@ -50,8 +50,9 @@ class Served:
 class Client:
     """One connection. `rest` reads to its end; a reset is told apart from an orderly end by raising."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    def __init__(self, to: int | socket.socket) -> None:
+        """`to`: a port of 127.0.0.1, or what is connected already."""
+        self.socket = socket.create_connection(("127.0.0.1", to), PATIENCE_S) if isinstance(to, int) else to
         self._unread = b""
 
     def __enter__(self) -> Client:
