@@ -45,7 +45,7 @@ class Lean:
             "gunicorn.socket": reader.sock,
             "wsgi.url_scheme": "http",
             "SCRIPT_NAME": "",
-            "REMOTE_ADDR": peer if isinstance(peer, str) else peer[0],
+            "REMOTE_ADDR": peer[0] if isinstance(peer, tuple) else os.fsdecode(peer),
         }
         name = [*server.split(":"), ""] if isinstance(server, str) else server
         self._by_host = isinstance(server, str) and len(name) == 2
