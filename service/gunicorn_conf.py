@@ -7,6 +7,7 @@ The master loads this module: nothing here may import the application.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -77,6 +78,9 @@ def post_worker_init(worker: Any) -> None:
         from service.connect import open_clients
 
         open_clients()
+    # What is loaded by now stays; no request shall wait while the collector looks through all of it.
+    gc.collect()
+    gc.freeze()
 
 
 def worker_exit(arbiter: Any, worker: Any) -> None:
