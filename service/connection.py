@@ -363,7 +363,7 @@ class Input(Body):  # type: ignore[misc]
         """As many bytes as there are at once, without a copy in between; 0 at the end of the body."""
         with memoryview(buffer) as whole, whole.cast("B") as view:
             if self.buf.tell():
-                data = self.read(len(view))
+                data = self.read(min(len(view), self.buf.tell()))
                 view[: len(data)] = data
                 return len(data)
             reader = self.reader
@@ -466,7 +466,7 @@ class Answer(Response):  # type: ignore[misc]
             return
         try:
             if type(arg) is memoryview:
-                self._write_view(arg.cast("B"))
+                self._write_view(_octets(arg))
             else:
                 super().write(arg)
         finally:
@@ -546,6 +546,12 @@ _ORDINARY: set[str] = set()
 _RULED = frozenset({"content-length", "connection", "upgrade"})
 _ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024
+
+
+def _octets(view: memoryview) -> memoryview:
+    """The same memory as bytes; a copy where it does not lie in order, or is of a shape that Python does not cast."""
+    return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())
+
 
 _date_of = 0
 _date_text = ""
