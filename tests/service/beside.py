@@ -1,8 +1,8 @@
 """Our worker beside gunicorn's own under the same settings: the application both serve, and the comparison.
 
 Whatever can be set of gunicorn is tested by its effect: the same bytes are sent to both, and both answer alike. What
-is only about times and names of sockets is left out; of what the server itself refuses only the status counts, which ours gives
-with JSON and gunicorn with HTML.
+is only about times and names of sockets is left out; of what the server itself refuses only the status counts, which
+ours gives with JSON and gunicorn with HTML.
 """
 
 from __future__ import annotations
@@ -243,6 +243,11 @@ def _comparable(server: Running, answers: bytes) -> str:
             own = f'"{name}": "{address.rpartition(":")[2]}"'
             answers = answers.replace(own.encode(), f'"{name}": "its own"'.encode())
     return answers.decode("latin-1")
+
+
+def is_lean(server: Running, number: int = 0) -> bool:
+    """Whether a plain request passes gunicorn's parser by."""
+    return server.exchange(request("/way"), number).endswith(b"\r\n\r\nBytesIO")
 
 
 def environ_of(answer: str) -> dict[str, Any]:
