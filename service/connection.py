@@ -341,7 +341,7 @@ class Doorbell:
     def _ring(self) -> None:
         if self._waiting:
             self._greenlet.switch()
-        else:
+        elif self._watching:
             # Something has come, or the client has gone, while its request is at work. It would go on ringing.
             self._watcher.stop()
             self._watching = False
@@ -352,6 +352,7 @@ class Doorbell:
             self._hub.loop.run_callback(self._ring)
 
     def close(self) -> None:
+        self._watching = False
         self._watcher.stop()
         self._watcher.close()
 
