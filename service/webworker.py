@@ -35,6 +35,7 @@ from gunicorn.glogging import Logger
 from gunicorn.http import errors as http_errors
 from gunicorn.http import get_parser, wsgi
 from gunicorn.http2 import negotiation
+from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
 from service.config import Settings
@@ -220,6 +221,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         """What the application raised: `sys.exit`, or a timeout of gevent's, is its bug like any other."""
         if answer is not None and answer.headers_sent:
             logger.error("an answer to %s %s broke off", req.method, req.path, exc_info=error)
+            self._count_log("exception")
             return False  # without the end of its body, so that the client knows
         if error is reader.failure or isinstance(error, (http_errors.ParseException, http_errors.NoMoreData)):
             raise error  # met while reading the body
@@ -257,9 +259,15 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         if status == 500:
             logger.error("connection of %s failed", _name(addr), exc_info=exc.__cause__ or exc)
         failed = exc.req if req is None and isinstance(exc, http_errors.InvalidHeader) else req
+        self._count_log("exception" if status == 500 else "warning")
         if failed is not None:
             self._log_access_of_failed(failed, client, addr, status)
         self._refuse(client, addr, status, reason, str(exc), to_head=getattr(req, "method", None) == "HEAD")
+
+    def _count_log(self, level: str) -> None:
+        """gunicorn counts what its own log is told, and these lines go elsewhere."""
+        if isinstance(self.log, Statsd):
+            self.log.increment(f"gunicorn.log.{level}", 1)
 
     def _log_access_of_failed(self, req: Any, client: Any, addr: Any, status: int) -> None:
         """As gunicorn does, with as much of an environ."""

@@ -71,7 +71,7 @@ def test_the_access_log_and_statsd_are_told_the_same(tmp_path: Path) -> None:
         with both("--access-logformat", FORMAT, "--statsd-prefix", "web", each=own) as pair:
             alike(pair, LOGGED)
         lines = [[logged(line) for line in file.read_text().splitlines()] for file in files]
-        metrics = [sorted(of_requests(statsd, 3 * len(lines[0]))) for statsd in (ours, theirs)]
+        metrics = [sorted(of_requests(statsd, 3 * len(lines[0]) + 6)) for statsd in (ours, theirs)]
     assert lines[0] == lines[1]
     assert len(lines[0]) == len(LOGGED) + 2 - 1  # one holds three requests, and the last is none
     assert {fields["s"] for fields in lines[0]} == {"200", "204", "304", "599", "500", "400"}
@@ -79,6 +79,7 @@ def test_the_access_log_and_statsd_are_told_the_same(tmp_path: Path) -> None:
     counts = Counter(metrics[0])
     assert counts["web.gunicorn.requests:1|c|@1.0"] == counts["web.gunicorn.request.duration:ms"] == len(lines[0])
     assert counts["web.gunicorn.request.status.500:1|c|@1.0"] == 2
+    assert counts["web.gunicorn.log.exception:1|c|@1.0"] == counts["web.gunicorn.log.warning:1|c|@1.0"] == 3
 
 
 def udp() -> socket.socket:
@@ -89,10 +90,10 @@ def udp() -> socket.socket:
 
 
 def of_requests(statsd: socket.socket, count: int) -> Iterator[str]:
-    """So many metrics of requests, durations without their number."""
+    """So many metrics of requests and of lines about them, durations without their number."""
     while count:
         metric = statsd.recv(1024).decode()
-        if "gunicorn.request" in metric:
+        if "gunicorn.request" in metric or "gunicorn.log" in metric:
             count -= 1
             yield re.sub(r":\d+\.\d+\|ms$", ":ms", metric)
 
