@@ -82,11 +82,15 @@ class Client:
         lines = head.decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:])
         length = int(headers.get("content-length", "0"))
-        while len(self._unread) < length:
-            piece = self.socket.recv(65536)
+        pieces = [self._unread]
+        missing = length - len(self._unread)
+        while missing > 0:
+            piece = self.socket.recv(1 << 20)
             assert piece, "cut body"
-            self._unread += piece
-        body, self._unread = self._unread[:length], self._unread[length:]
+            pieces.append(piece)
+            missing -= len(piece)
+        data = b"".join(pieces)
+        body, self._unread = data[:length], data[length:]
         return int(lines[0].split()[1]), headers, body
 
     def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
