@@ -189,10 +189,16 @@ class HeadReader:
 
     def _find_scheme(self, environ: WSGIEnvironment) -> bool:
         """Whether the proxy's fields do not contradict each other."""
-        said = {environ[key] == secure for key, secure in self._schemes if key in environ}
-        if said == {True}:
+        said = None
+        for key, secure in self._schemes:
+            if key in environ:
+                says = environ[key] == secure
+                if said is not None and says is not said:
+                    return False
+                said = says
+        if said:
             environ["wsgi.url_scheme"] = "https"
-        return len(said) < 2
+        return True
 
 
 T = TypeVar("T")
