@@ -33,6 +33,12 @@ class Held:
         return found
 
 
+def pytest_collection_finish() -> None:
+    """All that is loaded by now stays: the collector, which runs before each test, need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def hub() -> None:
     """Under gevent: what its hub opens at first use is there before anything is counted."""
