@@ -32,9 +32,11 @@ class _Input(Protocol):
 def read(environ: WSGIEnvironment, limit: int) -> bytes:
     """All of the body, to whoever asks and as often: 413 over the limit, declared or chunked; 400 when it is malformed
     or ends too soon; 408 when it comes too slowly."""
-    whole: bytes | None = environ.get(WHOLE_KEY)
-    if whole is not None and len(whole) <= limit:
-        return whole
+    if WHOLE_KEY in environ:
+        stream, length, whole = environ[WHOLE_KEY]
+        # Unless somebody in between has put another body, or another length, in its place.
+        if stream is environ["wsgi.input"] and length == environ.get("CONTENT_LENGTH") and len(whole) <= limit:
+            return cast(bytes, whole)
     if BODY_KEY not in environ:
         try:
             environ[BODY_KEY] = _read(environ, limit)

@@ -117,8 +117,9 @@ class LazyClient:
         if not self._awaited:
             client.wait_introduced(PATIENCE_S)
             self._awaited = True
-        for name in _PASSED_ON:
-            setattr(self, name, getattr(client, name))
+        if client is self._client:
+            for name in _PASSED_ON:
+                setattr(self, name, getattr(client, name))
         return client
 
     def _begin(self) -> Connecting:

@@ -154,18 +154,19 @@ class Reader(SocketUnreader):  # type: ignore[misc]
             self.requests += 1
             self._phase = Phase.BODY
             self._rest = rest[length:]
-            environ[WHOLE_KEY] = whole = rest[:length]
-            environ["wsgi.input"] = io.BytesIO(whole)
+            body = rest[:length]
+            environ["wsgi.input"] = stream = io.BytesIO(body)
+            environ[WHOLE_KEY] = stream, environ.get("CONTENT_LENGTH"), body
             return None
         self._to_buffer(rest)
         self.begin_body(expects_continue=False)
-        environ["wsgi.input"] = body = Input(LengthReader(self, length))
-        return body
+        environ["wsgi.input"] = rest_of_it = Input(LengthReader(self, length))
+        return rest_of_it
 
     @property
     def has_more(self) -> bool:
         """Whether bytes of a next request have come with the last one."""
-        return bool(self._rest)
+        return bool(self._rest or self.buf.getbuffer().nbytes)
 
     def begin_body(self, expects_continue: bool) -> None:
         """`expects_continue`: the client holds the body back for a `100 Continue`, which is sent when the body is
@@ -401,6 +402,7 @@ class Answer(Response):  # type: ignore[misc]
         self._reader = reader
         self._send_timeout = send_timeout
         self._patience: Patience | None = None
+        self._gone: ClientGone | None = None
         self._head = b""
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -496,8 +498,12 @@ class Answer(Response):  # type: ignore[misc]
             self._send_all(b"0\r\n\r\n")
 
     def early_hints(self, headers: list[tuple[str, str]]) -> None:
-        """`wsgi.early_hints`."""
-        _make_early_hints_callback(self.req, self.sock, self)(headers)
+        """`wsgi.early_hints`. `ClientGone` as from `write`."""
+        _make_early_hints_callback(self.req, self, self)(headers)
+
+    def sendall(self, data: bytes) -> None:
+        """To gunicorn's early hints this is the socket."""
+        self._send_all(data)
 
     def _emit_body(self, data: bytes | memoryview) -> None:
         if self.chunked:
@@ -512,6 +518,8 @@ class Answer(Response):  # type: ignore[misc]
 
     def _send_all(self, data: bytes | memoryview) -> None:
         # Not `sendall`: its timeout would be one for all of the data, however large.
+        if self._gone is not None:
+            raise self._gone  # what would follow now would stand in the middle of what was cut
         left = memoryview(data)
         if type(self.sock) is GeventSocket:
             try:
@@ -519,7 +527,7 @@ class Answer(Response):  # type: ignore[misc]
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                raise ClientGone from error
+                raise self._give_up() from error
             if sent == len(left):
                 return
             left = left[sent:]
@@ -537,14 +545,19 @@ class Answer(Response):  # type: ignore[misc]
             self.sock.settimeout(seconds)
             sent = send()
         except OSError as error:
-            raise ClientGone from error
+            raise self._give_up() from error
         self._patience.spend(since, sent)
         return sent
+
+    def _give_up(self) -> ClientGone:
+        self.force_close()
+        self._gone = ClientGone()
+        return self._gone
 
 
 # Names of fields that gunicorn treats as no more than a name and a value; learned from what it lets pass.
 _ORDINARY: set[str] = set()
-_RULED = frozenset({"content-length", "connection", "upgrade"})
+_RULED = frozenset({"content-length", "upgrade"})
 _ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024
 

@@ -3,5 +3,5 @@
 ID_KEY = "headrace.request_id"  # str, set before the application's code runs
 BODY_KEY = "headrace.body"  # bytes, or the exception that refused it: the body can be read once only
 CLOSE_KEY = "headrace.close"  # True asks the server to close the connection after this answer
-WHOLE_KEY = "headrace.whole"  # bytes, from a server that has all of the body already
-VIEWS_KEY = "headrace.views"  # True from a server that sends memoryviews, from where they lie
+WHOLE_KEY = "headrace.whole"  # (wsgi.input, CONTENT_LENGTH, body) from a server that has all of the body already
+VIEWS_KEY = "headrace.views"  # the `start_response` of a server that sends memoryviews, from where they lie

@@ -6,12 +6,14 @@ The gunicorn master loads this module, so it imports nothing of the application.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.http.message import _ip_in_allow_list
+from gunicorn.http.wsgi import WSGIErrorsWrapper
 
 from service.connection import Reader
 from service.plain import HeadReader, PlainRequest
@@ -29,6 +31,18 @@ def may_be_lean(cfg: Any, log: Any) -> bool:
         or any(getattr(cfg, hook) is not cfg.settings[hook].default for hook in ("pre_request", "post_request"))
         or log.error_log.isEnabledFor(logging.DEBUG)  # gunicorn's hooks log each request then
     )
+
+
+class Errors(io.RawIOBase):
+    """`wsgi.errors`: gunicorn's own, which holds the streams of the moment it is made in, made anew for each line. A
+    log that is reopened is another stream."""
+
+    def __init__(self, cfg: Any) -> None:
+        self._cfg = cfg
+
+    def write(self, data: Any) -> int:
+        WSGIErrorsWrapper(self._cfg).write(data)
+        return len(data)
 
 
 class Lean:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from service.environ import ID_KEY
+from service.environ import ID_KEY, VIEWS_KEY
 from service.request import decoded_path
 from workers.log import UnblockingHandler
 
@@ -55,14 +55,11 @@ class Observed:
         self._status = status[:3]
         return write
 
-    def send(self, status: str, headers: list[tuple[str, str]], body: bytes | memoryview) -> None:
-        """The whole answer, and its line in the log. By `write`, and not as the application's iterable, of which a
-        server knows only afterwards that it was the whole."""
-        self.start_response(status, headers)(body)
-        self._complete = True
-        self._finish()
+    def sends_views(self, environ: WSGIEnvironment) -> bool:
+        """Whether the server takes memoryviews, and nobody stands in between."""
+        return self._start_response == environ.get(VIEWS_KEY)
 
-    def watch(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
+    def watch(self, pieces: Iterable[Any]) -> Iterable[bytes]:
         """The pieces of the body; the server closes it when it has sent them, or has given up."""
         self._pieces = pieces
         return self
@@ -110,25 +107,48 @@ class Observed:
 
 class Lines(UnblockingHandler):
     """The handler of a web process. Under gevent the lines of requests wait for the end of the hub's turn and leave in
-    one write; every other line leaves at once, behind those that wait."""
+    one write; every other line leaves at once, behind those that wait. With threads, and in a thread that is not the
+    hub's, they are lines like any other."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
+        self._form = self.formatter
+        self._second = 0
+        self._stamp = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """In a new process: nothing of its parent's waits here, and its loop is another."""
         self._pid = os.getpid()
         self._waiting: list[bytes] = []
         self._loop: Any = None
-        self._second = 0
-        self._stamp = ""
+        self._ident: Callable[[], int] = int
+        self._thread = 0
 
     @property
     def alone(self) -> bool:
-        """Whether what `logging` would make of a request's line is what `add` makes of it."""
+        """Whether what `logging` would make of a request's line is what `add` makes of it, and may here."""
+        if self._loop is None and not self._find_loop():
+            return False
         return (
-            len(_headrace.handlers) == 1
+            self._ident() == self._thread
+            and len(_headrace.handlers) == 1
             and _headrace.handlers[0] is self
-            and not (logger.handlers or logger.filters or self.filters or _headrace.propagate)
+            and not (logger.handlers or logger.filters or self.filters or self.level or _headrace.propagate)
+            and logger.propagate
+            and self.formatter is self._form
             and logger.isEnabledFor(logging.INFO)
         )
+
+    def _find_loop(self) -> bool:
+        """Whether this process lives by gevent's event loop; asked without importing gevent."""
+        monkey = sys.modules.get("gevent.monkey")
+        if monkey is None or not monkey.is_module_patched("socket"):
+            return False
+        self._loop = sys.modules["gevent"].get_hub().loop
+        self._ident = monkey.get_original("_thread", "get_ident")
+        self._thread = self._ident()
+        return True
 
     def add(self, line: str) -> None:
         now = time.time()
@@ -137,11 +157,6 @@ class Lines(UnblockingHandler):
             self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         text = f"{self._stamp},{int((now - second) * 1000):03d} [{self._pid}] {line}\n"
         data = text.encode("utf-8", "backslashreplace")
-        if self._loop is None:
-            self._loop = _loop()
-        if self._loop is None:  # threads
-            self.write([data])
-            return
         self._waiting.append(data)
         if len(self._waiting) == 1:
             self._loop.run_callback(self.flush)
@@ -151,6 +166,8 @@ class Lines(UnblockingHandler):
         super().emit(record)
 
     def flush(self) -> None:
+        if self._ident() != self._thread:
+            return  # they are the hub's
         waiting, self._waiting = self._waiting, []
         if waiting:
             self.write(waiting)
@@ -169,12 +186,12 @@ def start(stream: TextIO | None = None) -> None:
     _headrace.propagate = False
 
 
-def _loop() -> Any:
-    """The event loop of this process, if gevent's is what it lives by; asked without importing gevent."""
-    monkey = sys.modules.get("gevent.monkey")
-    if monkey is None or not monkey.is_module_patched("socket"):
-        return None
-    return sys.modules["gevent"].get_hub().loop
+def _begin_in_child() -> None:
+    if _lines is not None:
+        _lines.begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def printable(text: str) -> str:

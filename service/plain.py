@@ -33,8 +33,13 @@ _MAX_KNOWN_BYTES = 512
 # What these ask for changes how a body or the rest of the connection is read.
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"})
 
-# Not remembered: nobody should find them in this process's memory long after.
-_SECRET = frozenset({b"authorization", b"proxy-authorization", b"cookie", b"x-api-key"})
+# What is remembered: what comes again and again, and what nobody minds to have in this process's memory for long. A
+# query, a cookie or an authorization may be a secret.
+_REMEMBERED = frozenset(
+    b"host user-agent accept accept-encoding accept-language accept-charset content-type content-length connection "
+    b"cache-control pragma origin via x-forwarded-proto x-forwarded-host x-forwarded-port sec-ch-ua sec-ch-ua-mobile "
+    b"sec-ch-ua-platform sec-fetch-dest sec-fetch-mode sec-fetch-site sec-fetch-user priority".split()
+)
 
 
 class _Fields(list[tuple[bytes, bytes]]):
@@ -100,7 +105,7 @@ class HeadReader:
         self.max_head = min(limit for limit in limits if limit > 0)
         self._max_lines = 1 + (cfg.limit_request_fields if cfg.limit_request_fields > 0 else MAX_HEAD)
         schemes = cfg.secure_scheme_headers.items()
-        self._schemes = [("HTTP_" + name.replace("-", "_"), secure) for name, secure in schemes]
+        self._schemes = [("HTTP_" + name.replace("-", "_"), secure) for name, secure in schemes if "_" not in name]
         self._known_lines: dict[bytes, _Line] = {}
         self._known_fields: dict[bytes, tuple[str, str]] = {}
 
@@ -154,7 +159,8 @@ class HeadReader:
             (1, int(minor)),
             minor == b"1",
         )
-        _remember(self._known_lines, text, line)
+        if query is None:
+            _remember(self._known_lines, text, line)
         return line
 
     def _read_fields(self, lines: list[bytes]) -> list[tuple[str, str]] | None:
@@ -183,7 +189,7 @@ class HeadReader:
                 key = "HTTP_" + key
             field = key, value.strip(b" \t").decode("latin-1")
             fields.append(field)
-            if lower not in _SECRET:
+            if lower in _REMEMBERED:
                 _remember(self._known_fields, line, field)
         return fields
 

@@ -48,6 +48,10 @@ class Response:
             self._headers = Headers(self._fields)
         return self._headers
 
+    @headers.setter
+    def headers(self, headers: Headers) -> None:
+        self._headers = headers
+
     @property
     def header_list(self) -> Iterable[tuple[str, str]]:
         return self._fields if self._headers is None else self._headers.to_wsgi_list()

@@ -22,7 +22,6 @@ from werkzeug.utils import cached_property
 
 from service import body, log
 from service.config import Settings
-from service.environ import VIEWS_KEY
 from service.errors import failure, phrase
 from service.express import STEPS, Express, names_of
 from service.request import Request
@@ -51,7 +50,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
     def __init__(self, import_name: str = "service", *, body_limit: int | None = None) -> None:
         self._express = Express(self)
         super().__init__(import_name, static_folder=None)
-        self._express.changed = any(getattr(type(self), step) is not getattr(HttpServer, step) for step in STEPS)
+        self._express.changed = not all(_is_own(type(self), step) for step in STEPS)
         self.body_limit = Settings.from_env(os.environ).body_limit if body_limit is None else body_limit
         self.url_map.merge_slashes = False  # `//health` is not found, rather than redirected with a page of HTML
         self._routes = Routes()
@@ -194,15 +193,15 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         except Exception as error:  # of a middleware's, or of an error handler's
             return observed.watch(self._last_failure(error, environ)(environ, observed.start_response))
         body = response.body
-        if type(body) is memoryview and not (body.c_contiguous and VIEWS_KEY in environ):
+        if type(body) is memoryview and not (body.c_contiguous and observed.sends_views(environ)):
             body = body.tobytes()
         if not isinstance(body, (bytes, memoryview)) or not response.is_simple:
             return observed.watch(self.to_flask(response)(environ, observed.start_response))
         status = f"{response.status} {phrase(response.status)}"
         size = body.nbytes if isinstance(body, memoryview) else len(body)
         headers = [*response.header_list, ("Content-Length", str(size))]
-        observed.send(status, headers, body)
-        return ()
+        observed.start_response(status, headers)
+        return observed.watch((body,))
 
     def _express_failure(self, error: Exception, request: Request) -> Response:
         if self._only_our_failures and not isinstance(error, HTTPException):
@@ -252,6 +251,14 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         if self._started:
             name = f"{what.method} {what.prefix}{what.path}" if isinstance(what, Route) else what
             raise RuntimeError(f"{name} is declared too late: the server has started, declare it before")
+
+
+def _is_own(cls: type[HttpServer], step: str) -> bool:
+    """Whether a step is done as Flask and we have written it: neither a subclass nor a tracer has put its own there."""
+    value = getattr(cls, step)
+    home = getattr(value, "__module__", "") or ""
+    as_written = home.startswith(("flask.", "service.")) and not hasattr(value, "__wrapped__")
+    return as_written and value is getattr(HttpServer, step)
 
 
 class View:

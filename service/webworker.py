@@ -41,7 +41,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from service.config import Settings
 from service.connection import TURN_S, Answer, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
 from service.environ import VIEWS_KEY
-from service.lean import Lean, may_be_lean
+from service.lean import Errors, Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands
 from service.plain import HeadReader, PlainRequest
 
@@ -96,7 +96,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self._settings = Settings.from_env(os.environ)
         self._tls = gunicorn_sock.ssl_context(self.cfg) if self.cfg.is_ssl else None
         self._heads = HeadReader(self.cfg) if may_be_lean(self.cfg, self.log) else None
-        self._environ = {**wsgi.base_environ(self.cfg), "wsgi.multithread": True, VIEWS_KEY: True}
+        self._environ = {
+            **wsgi.base_environ(self.cfg),
+            "wsgi.errors": Errors(self.cfg),
+            "wsgi.multithread": True,
+        }
         self._keepalive = self.cfg.keepalive
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
         servers = [self._listen(sock) for sock in self.sockets]
@@ -119,10 +123,10 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         unread = True  # whether bytes may be left that the client has sent
         heads = self._heads if type(client) is GeventSocket else None
         reader = Reader(client, self._settings, self._keepalive, Doorbell(client) if heads else None)
-        lean = Lean(heads, reader, self._environ, self.cfg, listener.getsockname(), addr) if heads else None
         self._readers.add(reader)
         req: Any = None
         try:
+            lean = Lean(heads, reader, self._environ, self.cfg, listener.getsockname(), addr) if heads else None
             parser = get_parser(self.cfg, client, addr)
             parser.unreader = reader
             proxy_info: dict[str, Any] = {}
@@ -168,6 +172,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         try:
             req.body = reader.begin_plain_body(environ, req.length)
             environ["wsgi.early_hints"] = answer.early_hints
+            environ[VIEWS_KEY] = answer.start_response
             self._count()
             if not self._keepalive:
                 answer.force_close()
@@ -198,7 +203,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                 req, sock, addr, listener_name, self.cfg, response_class=Answer, response_args=response_args
             )
             answer.environ = environ
-            environ["wsgi.multithread"] = environ[VIEWS_KEY] = True
+            environ["wsgi.multithread"] = True
+            environ["wsgi.early_hints"] = answer.early_hints
+            environ[VIEWS_KEY] = answer.start_response
             self._count()
             if not self._keepalive:
                 answer.force_close()

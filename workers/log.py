@@ -26,8 +26,7 @@ class UnblockingHandler(logging.Handler):
         super().__init__()
         self._fd = fd
         self._dropped = 0
-        self._poll = _original_poll()()
-        self._poll.register(fd, select.POLLOUT)
+        self._new_poll = _original_poll()
         self.setFormatter(logging.Formatter(form))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -37,9 +36,11 @@ class UnblockingHandler(logging.Handler):
         """Write lines, each with its end, as many at a time as the pipe is sure to take."""
         notice = [b"%d log lines dropped\n" % self._dropped] if self._dropped else []
         left = len(notice) + len(lines)
+        poll = self._new_poll()  # one for all would not bear two threads
+        poll.register(self._fd, select.POLLOUT)
         try:
             for count, piece in _pieces([*notice, *lines]):
-                if not self._poll.poll(0):
+                if not poll.poll(0):
                     break
                 os.write(self._fd, piece)
                 left -= count
