@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import mmap
 import os
@@ -103,12 +104,65 @@ def settle(environ: Environ, start_response: Any) -> Iterable[Any]:
     return _said(start_response, found)
 
 
+def upper(environ: Environ, start_response: Any) -> Iterable[Any]:
+    """A middleware with another body for the application, of the same length."""
+    body = environ["wsgi.input"].read().upper()
+    environ["PATH_INFO"] = "/light/echo"
+    return server({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+
+
+def longer(environ: Environ, start_response: Any) -> Iterable[Any]:
+    """A middleware that takes off the end of the body."""
+    environ["PATH_INFO"] = "/light/echo"
+    return server({**environ, "CONTENT_LENGTH": "2"}, start_response)
+
+
+def shouting(environ: Environ, start_response: Any) -> Iterable[Any]:
+    """A middleware that has a `start_response` of its own, and pieces of `bytes` to change."""
+    environ["PATH_INFO"] = "/light/view"
+    return [piece.upper() for piece in server(environ, lambda *begun: start_response(*begun))]
+
+
+def errors(environ: Environ, start_response: Any) -> Iterable[Any]:
+    environ["wsgi.errors"].write(_query(environ)["line"] + "\n")
+    return _said(start_response, "written")
+
+
+def hints(environ: Environ, start_response: Any) -> Iterable[Any]:
+    """Early hints without end."""
+    try:
+        while True:
+            environ["wsgi.early_hints"]([("Link", "x" * 8000)])
+    except Exception as error:
+        environ["wsgi.errors"].write(f"hints: {type(error).__name__}\n")
+        raise
+
+
+def stubborn(environ: Environ, start_response: Any) -> Iterable[Any]:
+    """Goes on when its client has been given up."""
+    write = start_response("200 OK", [])
+    failures = 0
+    for piece in (*[PATTERN] * 3, b"tail"):
+        try:
+            write(piece)
+        except Exception:
+            failures += 1
+    environ["wsgi.errors"].write(f"stubborn: {failures} failed\n")
+    return ()
+
+
 ROUTES: dict[str, Callable[[Environ, Any], Iterable[Any]]] = {
     "/steps": steps,
     "/slot": slot,
     "/views": views,
     "/way": way,
     "/settle": settle,
+    "/upper": upper,
+    "/longer": longer,
+    "/shouting": shouting,
+    "/errors": errors,
+    "/hints": hints,
+    "/stubborn": stubborn,
 }
 
 server = HttpServer()

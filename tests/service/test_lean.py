@@ -9,11 +9,14 @@ import json
 import mmap
 import os
 import selectors
+import signal
 import socket
 import struct
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -374,23 +377,98 @@ def test_after_a_request_that_is_not_plain_the_next_plain_one_is_taken_lean(serv
                 assert json.loads(client.response()[2]) == [told, "body"]
 
 
+# What stands between
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_body_that_a_middleware_puts_in_place_is_the_body(served: Served, apart: bool) -> None:
+    for path, told in (("/upper", b"BODY"), ("/longer", b"bo"), ("/light/echo", b"body")):
+        request = post(path, b"body")
+        with served.connect() as client:
+            client.send(request[:-4] if apart else request)
+            if apart:
+                until(lambda: unread_by_the_server(client.socket) == 0, "the head has been read")
+                client.send(request[-4:])
+            assert client.response()[2] == told
+
+
+def unread_by_the_server(sock: socket.socket) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+
+
+def test_no_view_goes_through_a_middleware(served: Served) -> None:
+    with served.connect() as client:
+        assert client.get("/shouting?kind=small")[::2] == (200, b"0123456789")
+
+
+def test_an_error_log_that_is_opened_anew_is_what_applications_write_to(tmp_path: Path) -> None:
+    file, moved = tmp_path / "errors", tmp_path / "moved"
+    with gunicorn(APP, "--error-logfile", str(file)) as served, served.connect() as client:
+        assert client.get("/errors?line=before")[0] == 200
+        file.rename(moved)
+        served.signal(signal.SIGUSR1)
+
+        def is_reopened() -> bool:
+            assert client.get("/errors?line=after")[0] == 200
+            return file.exists() and "after" in file.read_text()
+
+        until(is_reopened, "a line in the new file")
+        assert "before" in moved.read_text()
+
+
+# Clients that do not read
+
+
+def test_early_hints_have_a_deadline_too() -> None:
+    with gunicorn(APP, env={"HEADRACE_SEND_TIMEOUT": "0.5"}) as served, served.connect() as client:
+        client.send(get("/hints"))
+        until(lambda: "hints: ClientGone" in served.log(), "the client is given up")
+
+
+def test_nothing_follows_what_could_not_be_sent() -> None:
+    with gunicorn(APP, env={"HEADRACE_SEND_TIMEOUT": "0.5"}) as served, served.connect() as client:
+        client.send(get("/stubborn") + get("/light"))
+        until(lambda: "stubborn: 4 failed" in served.log(), "every piece is refused")
+        rest = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.socket.recv(1 << 20):
+                rest += piece
+        assert rest.startswith(b"HTTP/1.1 200 ") and b"tail" not in rest and b"hello" not in rest
+
+
 # Turns
 
 
-def test_connections_that_never_pause_all_get_their_turn(served: Served) -> None:
+@pytest.mark.parametrize("kind", ["a head alone", "a body that comes apart"])
+def test_connections_that_never_pause_all_get_their_turn(served: Served, kind: str) -> None:
     count, each, wanted = 8, 300, 1200
+    request, mark = get("/light"), b'{"hello"'
+    if kind != "a head alone":
+        head = post("/light/echo", b"", 8000)
+        request, mark = head + b'{"hello"' + b"x" * (8192 - len(head) - 8), b'{"hello"'
+        request = request.replace(b"Content-Length: 8000", b"Content-Length: %d" % (8192 - len(head)))
+    senders: list[threading.Thread] = []
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as selector:
         clients = [ends.enter_context(served.connect()) for _ in range(count)]
         for client in clients:
             assert client.get("/light")[0] == 200
             selector.register(client.socket, selectors.EVENT_READ, client)
         for client in clients:
-            client.send(get("/light") * each)
-        answers = dict.fromkeys(clients, b"")
-        while (total := sum(data.count(b'{"hello"') for data in answers.values())) < wanted:
+            senders.append(threading.Thread(target=keeps_sending, args=(client.socket, request * each)))
+            senders[-1].start()
+        answered = dict.fromkeys(clients, 0)
+        while (total := sum(answered.values())) < wanted:
             for key, _ in selector.select(10):
-                answers[key.data] += key.data.socket.recv(4096)
-        assert min(data.count(b'{"hello"') for data in answers.values()) >= total / count / 4
+                answered[key.data] += key.data.socket.recv(16384).count(mark)
+        assert min(answered.values()) >= total / count / 4
+        for client, sender in zip(clients, senders, strict=True):
+            client.socket.shutdown(socket.SHUT_RDWR)
+            sender.join()
+
+
+def keeps_sending(sock: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(data)
 
 
 # Nothing is left
