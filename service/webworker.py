@@ -38,8 +38,9 @@ from gunicorn.http2 import negotiation
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
+from service.answer import Answer
 from service.config import Settings
-from service.connection import TURN_S, Answer, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
+from service.connection import TURN_S, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
 from service.environ import VIEWS_KEY
 from service.lean import Errors, Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands

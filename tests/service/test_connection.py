@@ -14,8 +14,9 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.http.parser import RequestParser
 
+from service.answer import Answer
 from service.config import Settings
-from service.connection import Answer, ClientGone, Reader
+from service.connection import ClientGone, Reader
 from tests.service.serving import body_of, gunicorn
 
 SEND_TIMEOUT_S = 0.4
