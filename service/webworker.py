@@ -174,15 +174,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             req.body = reader.begin_plain_body(environ, req.length)
             environ["wsgi.early_hints"] = answer.early_hints
             environ[VIEWS_KEY] = answer.start_response
-            self._count()
-            if not self._keepalive:
-                answer.force_close()
-            try:
-                self._respond(answer, environ)
-            finally:
-                if started and answer.headers_sent:
-                    self.log.access(answer, req, environ, datetime.now() - started)
-            return not answer.should_close()
+            return self._run(answer, environ, req, started)
         except (ClientGone, gevent.GreenletExit):
             raise
         except BaseException as error:
@@ -207,15 +199,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             environ["wsgi.multithread"] = True
             environ["wsgi.early_hints"] = answer.early_hints
             environ[VIEWS_KEY] = answer.start_response
-            self._count()
-            if not self._keepalive:
-                answer.force_close()
-            try:
-                self._respond(answer, environ)
-            finally:
-                if answer.headers_sent:
-                    self.log.access(answer, req, environ, datetime.now() - started)
-            return not answer.should_close()
+            return self._run(answer, environ, req, started)
         except (ClientGone, gevent.GreenletExit):
             raise
         except BaseException as error:
@@ -224,6 +208,19 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._after(req, environ, answer)
             if answer is not None:
                 answer.environ = {}  # which leads back here
+
+    def _run(self, answer: Answer, environ: dict[str, Any], req: Any, started: datetime | None) -> bool:
+        """Call the application and account for its answer; whether the connection may carry another. `started`: None
+        where nobody asks."""
+        self._count()
+        if not self._keepalive:
+            answer.force_close()
+        try:
+            self._respond(answer, environ)
+        finally:
+            if started and answer.headers_sent:
+                self.log.access(answer, req, environ, datetime.now() - started)
+        return not answer.should_close()
 
     def _broke_off(self, reader: Reader, req: Any, answer: Answer | None, error: BaseException) -> bool:
         """What the application raised: `sys.exit`, or a timeout of gevent's, is its bug like any other."""
