@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gevent
@@ -128,7 +129,11 @@ class HubClient:
         assert core is not None
         hub = gevent.get_hub()
         task.wakes.append(gevent.getcurrent().switch)
-        connection.enqueue(model, task, record)
+        if task.spill is not None or not task.model.has_room:
+            connection.enqueue(model, task, record)
+        elif connection.enqueue_soon(model, task, record):
+            # What one turn of the hub brings is queued at its end: a worker is woken once, and finds a batch.
+            hub.loop.run_callback(self._guarded, partial(_enqueue_waiting, model), connection)
         if caller is not None:
             self._callers[task] = caller
         try:
@@ -237,6 +242,10 @@ class HubClient:
         connection.close()
         # Not in this greenlet; and by then one of theirs may have been ended, and wait for something else.
         gevent.get_hub().loop.run_callback(_wake, tasks)
+
+
+def _enqueue_waiting(model: str, connection: Connection) -> None:
+    _wake(connection.enqueue_waiting(model))
 
 
 def _wake(tasks: list[Task]) -> None:

@@ -13,15 +13,16 @@ import os
 import select
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from workers import control
 from workers.arena import Arena, no_pause
 from workers.core import ClientCore, Task
-from workers.errors import Cancelled, Draining, Overloaded, PoolLost
+from workers.errors import Cancelled, Draining, Overloaded, PoolError, PoolLost
 from workers.model import Array
 from workers.modelview import ModelView
-from workers.records import FRAME
+from workers.records import FRAME, RECORDS_PER_WRITE
 from workers.status import ModelStatus
 
 AT_ONCE_NS = 1_000_000
@@ -46,6 +47,7 @@ class Connection:
         self.reply = -1
         self._reply_write = -1
         self._queues: dict[str, int] = {}
+        self._waiting: defaultdict[str, list[tuple[Task, bytes]]] = defaultdict(list)  # to be queued together
         self._admitted: dict[str, int] = {}  # when a task of each model was last admitted that has not come yet
         self._welcome: control.Welcome | None = None
         self._arena: Arena | None = None
@@ -57,22 +59,24 @@ class Connection:
     def admit(self, name: str) -> ModelStatus:
         """The model's status, if it takes a task now; raises why not. Whoever was admitted and comes with the task at
         once is not asked again."""
-        status = self._admit(name)
-        self._admitted[name] = time.monotonic_ns()
-        return status
-
-    def _admit(self, name: str) -> ModelStatus:
         view = self._core().model(name)
-        queue = self._queues.get(name)
-        if queue is None:
-            raise Draining("the pool is draining")
-        view.admit(control.queue_depth(queue))
+        now_ns = time.monotonic_ns()
+        self._admit(view, now_ns)
+        self._admitted[name] = now_ns
         return view.status
 
+    def _admit(self, view: ModelView, now_ns: int) -> None:
+        if not view.admits(now_ns):
+            queue = self._queues.get(name := view.status.name)
+            if queue is None:
+                raise Draining("the pool is draining")
+            view.admit(control.queue_depth(queue) + len(self._waiting[name]), now_ns)
+
     def _admitted_model(self, core: ClientCore, name: str, now_ns: int) -> ModelView:
+        view = core.model(name)
         if now_ns - self._admitted.pop(name, 0) > AT_ONCE_NS:
-            self._admit(name)
-        return core.model(name)
+            self._admit(view, now_ns)
+        return view
 
     def prepare(self, name: str, inputs: Mapping[str, Array], deadline: float | None) -> tuple[Task, bytes]:
         """A task with its inputs in shared memory, and the record for `enqueue`: register the waiter in between."""
@@ -107,23 +111,55 @@ class Connection:
                     # The pool is behind: a worker would ask it for inputs that it has not heard of.
                     raise BlockingIOError
             os.write(self._queues[name], record)
-        except BlockingIOError:
+        except (OSError, KeyError) as error:
             core.withdraw(task)
-            raise Overloaded(f"the queue of model {name!r} is full") from None
-        except KeyError:
-            core.withdraw(task)
-            self._raise_if_lost()
-            raise Draining("the pool is draining") from None
-        except OSError as error:
-            core.withdraw(task)
-            if error.errno in _SCARCE:
-                raise Overloaded(f"the inputs cannot be handed over: {error.strerror}") from None
-            # Nobody can read the queue: the pool has just died, which we have yet to hear.
-            raise PoolLost("the pool is gone") from None
+            raise self._unqueued(name, error) from None
         if self.lost:
             # Whoever told the waiters of the loss may not have seen this one.
             core.abandon(task, PoolLost("the pool is gone"))
             self._raise_if_lost()
+
+    def enqueue_soon(self, name: str, task: Task, record: bytes) -> bool:
+        """As `enqueue`, for a task without a spill, by the next `enqueue_waiting`; whether it is the first to wait for
+        that."""
+        waiting = self._waiting[name]
+        waiting.append((task, record))
+        return len(waiting) == 1
+
+    def enqueue_waiting(self, name: str) -> list[Task]:
+        """Queue what waits for it, in as few writes as can be, which are also as few as the workers have to read. Those
+        that could not be queued are withdrawn, and come back to have their waiters told: `error` says why."""
+        waiting, self._waiting[name] = self._waiting[name], []
+        refused: list[Task] = []
+        if self.core is None or self.lost:
+            return refused  # with the connection they have been given up
+        for start in range(0, len(waiting), RECORDS_PER_WRITE):
+            together = waiting[start : start + RECORDS_PER_WRITE]
+            if len(together) > 1:
+                with contextlib.suppress(OSError, KeyError):
+                    os.write(self._queues[name], b"".join([record for _, record in together]))
+                    continue
+            # One by one each gets in, or its own error.
+            for task, record in together:
+                try:
+                    os.write(self._queues[name], record)
+                except (OSError, KeyError) as error:
+                    self.core.withdraw(task)
+                    if task.error is None:
+                        task.error = self._unqueued(name, error)
+                    refused.append(task)
+        return refused
+
+    def _unqueued(self, name: str, error: OSError | KeyError) -> PoolError:
+        """Why a record did not get into the queue of the model."""
+        if isinstance(error, BlockingIOError):
+            return Overloaded(f"the queue of model {name!r} is full")
+        if isinstance(error, OSError) and error.errno in _SCARCE:
+            return Overloaded(f"the inputs cannot be handed over: {error.strerror}")
+        if isinstance(error, OSError) or self.lost:
+            # Nobody can read the queue: the pool has just died, which we may have yet to hear.
+            return PoolLost("the pool is gone")
+        return Draining("the pool is draining")
 
     def statuses(self) -> dict[str, ModelStatus]:
         return {name: view.status for name, view in self._core().models.items()}
@@ -260,6 +296,9 @@ class Connection:
         for fd in self._queues.values():
             self._blind(fd)
         self._queues.clear()
+        if self.core is not None:
+            for view in self.core.models.values():
+                view.look_again()
 
     def _blind(self, fd: int) -> None:
         """Close what another thread may be about to write to: the number stays ours, and cannot be written to, until

@@ -8,11 +8,15 @@ from workers.errors import Draining, NotReady, Overloaded, from_code
 from workers.status import ModelStatus, State
 from workers.tensors import InputChecks
 
+FRESH_NS = 1_000_000
+KEPT = 64
+"""Places for what other clients may queue within `FRESH_NS`."""
+
 
 class ModelView:
     """The pool's last word of a model, and what follows from its specs. `private`: slots kept apart for it, by size."""
 
-    __slots__ = ("abandoned", "checks", "closed", "private", "row_room", "status")
+    __slots__ = ("_fresh_until_ns", "_room", "abandoned", "checks", "closed", "private", "row_room", "status")
 
     def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
         self.private = private
@@ -22,6 +26,7 @@ class ModelView:
     def update(self, status: ModelStatus) -> None:
         self.status = status
         self.closed = _closed(status)
+        self.look_again()
         self.checks = InputChecks(status.inputs, status.max_batch)
         # Bytes of one row of outputs; where a length is open, as much as the inputs take is tried first.
         self.row_room: int | None = 0
@@ -31,13 +36,34 @@ class ModelView:
                 break
             self.row_room += spec.zeros(1).nbytes + 64
 
-    def admit(self, depth: int) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue is so far from its limit that others need not see at once what is queued."""
+        return self._room > 0
+
+    def admits(self, now_ns: int) -> bool:
+        """Whether the last look at the queue is still good for one task more. It is for a moment, and far from the
+        limit: what other clients put there meanwhile does not fill the places that are left out of account."""
+        if self._room <= 0 or now_ns >= self._fresh_until_ns:
+            return False
+        self._room -= 1
+        return True
+
+    def admit(self, depth: int, now_ns: int) -> None:
         """Raise what keeps a task from being taken now, with `depth` records in the model's queue."""
         if self.closed is not None:
             raise from_code(*self.closed)
         # What was given up takes up no worker's time: with a queue full of that, the next is soon at work.
-        if depth - len(self.abandoned) >= self.status.max_queue:
+        places = self.status.max_queue - depth + len(self.abandoned)
+        if places <= 0:
             raise Overloaded(f"the queue of model {self.status.name!r} is full")
+        self._room = min(places // 2, places - KEPT)
+        self._fresh_until_ns = now_ns + FRESH_NS
+
+    def look_again(self) -> None:
+        """The next task is admitted by a new look at the queue only."""
+        self._room = 0
+        self._fresh_until_ns = 0
 
 
 def _closed(status: ModelStatus) -> tuple[str, str] | None:

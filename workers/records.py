@@ -21,8 +21,8 @@ QUEUED_WORD, ROWS_WORD = 3, 6
 """Which words of a record hold when it was queued and, in the lower half, its rows."""
 FRAME = Struct("<QI4x")
 FRAME_SIZE = 16
-FRAMES_PER_WRITE = 4096 // FRAME_SIZE
-"""A write of up to 4,096 bytes (PIPE_BUF) is atomic: frames of several writers never mix."""
+RECORDS_PER_WRITE, FRAMES_PER_WRITE = 4096 // RECORD_SIZE, 4096 // FRAME_SIZE
+"""A write of up to 4,096 bytes (PIPE_BUF) is atomic: it gets in whole or not at all, and those of several never mix."""
 
 assert RECORD.size == RECORD_SIZE and FRAME.size == FRAME_SIZE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workers import ModelStatus, Overloaded, State, TensorSpec, control
+from workers import Draining, ModelStatus, Overloaded, PoolLost, State, TensorSpec, control
 from workers.arena import Arena, reserve
 from workers.connection import Connection
 from workers.core import Task
@@ -25,6 +26,7 @@ SPECS = (TensorSpec("x", "float32", (-1,)),), (TensorSpec("y", "float32", (-1,))
 MODEL = ModelStatus("m", State.READY, "", "", 1, 1, 0, 5.0, 8, 8, *SPECS)
 BIG = np.ones((1, 5000), np.float32)
 """More than a slot holds."""
+SMALL = BIG[:, :3]
 
 
 class Pool:
@@ -46,6 +48,23 @@ class Pool:
 
     def take(self) -> Record:
         return Record.unpack(os.read(self._queue, RECORD_SIZE))
+
+    @property
+    def queued(self) -> int:
+        return control.queue_depth(self._queue)
+
+    @contextlib.contextmanager
+    def filled(self, places: int) -> Iterator[None]:
+        """No more than so many are left in the queue, which is then as small as a pipe can be."""
+        write = control.reopen(self._queue, os.O_WRONLY | os.O_NONBLOCK)
+        size = fcntl.fcntl(self._queue, fcntl.F_SETPIPE_SZ, 4096)
+        waste = os.write(write, bytes(size - places * RECORD_SIZE))
+        os.close(write)
+        yield
+        os.read(self._queue, waste)
+
+    def close_queue(self) -> None:
+        os.dup2(self._reply, self._queue)
 
     def answer_in_memory(self, record: Record, y: Array) -> None:
         """The outputs of a task, in a memory file of their own."""
@@ -83,6 +102,11 @@ class Ends:
     def submit(self, x: Array) -> Task:
         task, record = self.connection.prepare("m", {"x": x}, None)
         self.connection.enqueue("m", task, record)
+        return task
+
+    def submit_soon(self) -> Task:
+        task, record = self.connection.prepare("m", {"x": SMALL}, None)
+        self.connection.enqueue_soon("m", task, record)
         return task
 
     def outputs(self, task: Task) -> Array:
@@ -174,3 +198,60 @@ def test_outputs_that_no_memory_is_left_to_map_fail_their_task_alone(ends: Ends)
     assert isinstance(large.error, Overloaded)
     assert (ends.outputs(small) == BIG).all()
     assert (ends.core.leased, ends.core.under_way) == (0, 0)
+
+
+def test_tasks_queued_together_arrive_in_order_and_each_once(ends: Ends) -> None:
+    tasks = [ends.submit_soon() for _ in range(5)]
+    assert ends.connection.enqueue_waiting("m") == []
+    assert [ends.pool.take().seq for _ in tasks] == [task.seq for task in tasks]
+    assert ends.pool.queued == 0
+
+
+@pytest.mark.parametrize("places", [0, 1, 3])
+def test_of_tasks_queued_together_those_that_find_no_place_are_overload(ends: Ends, places: int) -> None:
+    tasks = [ends.submit_soon() for _ in range(5)]
+    with ends.pool.filled(places):
+        refused = ends.connection.enqueue_waiting("m")
+    got = tasks[:places]
+    assert refused == tasks[places:]
+    assert all(isinstance(task.error, Overloaded) for task in refused)
+    assert [ends.pool.take().seq for _ in got] == [task.seq for task in got]
+    assert (ends.core.leased, ends.core.under_way) == (places, places)
+
+
+def test_tasks_that_wait_to_be_queued_when_the_pool_goes_are_told_once(ends: Ends) -> None:
+    tasks = [ends.submit_soon() for _ in range(2)]
+    ends.pool.close_queue()
+    refused = ends.connection.enqueue_waiting("m")
+    assert refused == tasks
+    assert [type(task.error) for task in refused] == [PoolLost, PoolLost]
+    assert (ends.core.leased, ends.core.under_way) == (0, 0)
+    task = ends.submit_soon()
+    ends.connection.lost = True
+    assert ends.core.lose() == [task]
+    assert ends.connection.enqueue_waiting("m") == []
+
+
+def test_tasks_that_wait_to_be_queued_while_the_queue_is_closed_are_draining(ends: Ends) -> None:
+    tasks = [ends.submit_soon() for _ in range(2)]
+    ends.pool.link.send(control.CloseQueues())
+    ends.connection.hear()
+    refused = ends.connection.enqueue_waiting("m")
+    assert refused == tasks
+    assert [type(task.error) for task in refused] == [Draining, Draining]
+    with pytest.raises(Draining):
+        ends.connection.admit("m")
+
+
+def test_a_full_queue_is_seen_by_whoever_is_admitted_one_by_one(ends: Ends) -> None:
+    for n in range(MODEL.max_queue):
+        ends.connection.admit("m")
+        if n % 2:
+            ends.submit(SMALL)
+        else:
+            ends.submit_soon()
+    with pytest.raises(Overloaded):
+        ends.connection.admit("m")
+    ends.connection.enqueue_waiting("m")
+    ends.pool.take()
+    ends.connection.admit("m")

@@ -418,17 +418,17 @@ def test_a_queue_full_of_what_was_given_up_is_not_full(pair: Pair, how: str) -> 
     view = pair.core.model("a")
     sent = [pair.submit(deadline_ns=5) for _ in range(3)]
     with pytest.raises(Overloaded):
-        view.admit(3)
+        view.admit(3, 0)
     if how == "expire":
         pair.core.expire(5)
     else:
         pair.core.abandon(sent[0][0], Cancelled())
-    view.admit(3)
+    view.admit(3, 0)
     for task, record in sent:
         pair.core.receive(pair.outcome(record, SlotState.CANCELLED))
         pair.core.release(task)
     with pytest.raises(Overloaded):
-        view.admit(3)
+        view.admit(3, 0)
     assert not view.abandoned
 
 
@@ -436,9 +436,9 @@ def test_admission_follows_the_pools_last_word() -> None:
     pair = Pair("a")
     try:
         view = pair.core.model("a")
-        view.admit(2)
+        view.admit(2, 0)
         with pytest.raises(Overloaded, match="the queue of model 'a' is full"):
-            view.admit(3)
+            view.admit(3, 0)
         for state, kind, text in (
             (State.LOADING, NotReady, "model 'a' is loading: why"),
             (State.CRASH_LOOPED, NotReady, "model 'a' is crash-looped: why"),
@@ -447,11 +447,11 @@ def test_admission_follows_the_pools_last_word() -> None:
         ):
             view.update(status("a", state, "why", "NO"))
             with pytest.raises(kind) as raised:
-                view.admit(0)
+                view.admit(0, 0)
             assert str(raised.value) == text
         assert raised.value.code == "NO"
         view.update(status("a", State.RESTARTING))
-        view.admit(0)
+        view.admit(0, 0)
         with pytest.raises(ModelNotFound, match="there is no model 'z'"):
             pair.core.model("z")
     finally:
