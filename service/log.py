@@ -34,18 +34,17 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None
 class Observed:
     """One request under way: gives it its id, sees its status and its body go by, logs it once it is over."""
 
-    __slots__ = ("_complete", "_environ", "_iterator", "_pieces", "_start_response", "_started", "_status", "id")
+    __slots__ = ("_complete", "_environ", "_pieces", "_start_response", "_started", "_status", "id")
 
     def __init__(self, environ: WSGIEnvironment, start_response: StartResponse) -> None:
         given = environ.get("HTTP_X_REQUEST_ID", "")
-        self.id = given if given and _SANE_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        self.id = given if given and _SANE_ID.fullmatch(given) else random.getrandbits(64).to_bytes(8, "big").hex()
         environ[ID_KEY] = self.id
         self._environ: WSGIEnvironment | None = environ
         self._start_response = start_response
         self._started = time.monotonic()
         self._status = "-"
         self._pieces: Iterable[bytes] = ()
-        self._iterator: Iterator[bytes] | None = None
         self._complete = False
 
     def start_response(
@@ -65,16 +64,9 @@ class Observed:
         return self
 
     def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        if self._iterator is None:
-            self._iterator = iter(self._pieces)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._complete = True
-            raise
+        for piece in self._pieces:  # noqa: UP028  # which would close the pieces too: `close` does
+            yield piece
+        self._complete = True
 
     def close(self) -> None:
         try:
@@ -99,7 +91,7 @@ class Observed:
             path = printable(path)
         end = "" if self._complete else " aborted"
         line = f"{environ['REQUEST_METHOD']} {path} -> {self._status}{end} {elapsed_ms:.1f} ms {self.id}"
-        if _lines is not None and _lines.alone:
+        if _lines is not None and _lines.takes:
             _lines.add(line)
         else:
             logger.info("%s", line)
@@ -126,13 +118,17 @@ class Lines(UnblockingHandler):
         self._thread = 0
 
     @property
-    def alone(self) -> bool:
-        """Whether what `logging` would make of a request's line is what `add` makes of it, and may here."""
+    def takes(self) -> bool:
+        """Whether `add` may take a request's line: here, and to the same end as `logging`. What holds for the first
+        line of a turn holds for the others."""
         if self._loop is None and not self._find_loop():
             return False
+        return self._ident() == self._thread and (bool(self._waiting) or self._alone)
+
+    @property
+    def _alone(self) -> bool:
         return (
-            self._ident() == self._thread
-            and len(_headrace.handlers) == 1
+            len(_headrace.handlers) == 1
             and _headrace.handlers[0] is self
             and not (logger.handlers or logger.filters or self.filters or self.level or _headrace.propagate)
             and logger.propagate
