@@ -161,10 +161,12 @@ _E, _N = b"en"
 def _row_text(row: Array) -> bytes:
     """The JSON of a row, or a `ValueError`; the same text as that of `_nested_lists`, mostly by orjson.
 
-    orjson knows no float16 and leaves to us what is not laid out in C order or not in native bytes.
+    orjson writes a float16 as if it were a float32, has read foreign bytes as native ones (3.10.0), and refuses what
+    is not laid out in C order.
     """
-    char = row.dtype.char
-    if char in _WHOLE or char == "f" or char == "d":
+    dtype = row.dtype
+    char = dtype.char
+    if dtype.isnative and (char in _WHOLE or char == "f" or char == "d"):
         try:
             text = orjson.dumps(row, None, orjson.OPT_SERIALIZE_NUMPY)
         except orjson.JSONEncodeError:

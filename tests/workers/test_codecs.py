@@ -363,6 +363,8 @@ def test_layout_in_memory_does_not_matter() -> None:
     assert loads(encode(array).encode()) == array[0].tolist()
     assert loads(encode(array[:, ::-1]).encode()) == array[0, ::-1].tolist()
     assert encode(np.array([[0.755, 1e38]], ">f4")) == "[0.755,1e+38]"
+    assert encode(np.array([[0.755, 0.5]], ">f8")) == "[0.755,0.5]"
+    assert encode(np.array([[1, -2]], ">i4")) == "[1,-2]"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
