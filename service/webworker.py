@@ -21,7 +21,6 @@ import signal
 import ssl
 import sys
 import time
-from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from types import FrameType
@@ -38,6 +37,7 @@ from gunicorn.http2 import negotiation
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
+from service.access_log import AccessLog
 from service.answer import Answer
 from service.config import Settings
 from service.connection import TURN_S, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
@@ -104,12 +104,16 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         }
         self._keepalive = self.cfg.keepalive
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
+        self._access = AccessLog(self.log, gevent.get_hub().loop.run_callback)
         servers = [self._listen(sock) for sock in self.sockets]
-        while self.alive:
-            self.notify()
-            self._look_for_silent()
-            gevent.sleep(_POLL_S)
-        self._drain(servers)
+        try:
+            while self.alive:
+                self.notify()
+                self._look_for_silent()
+                gevent.sleep(_POLL_S)
+            self._drain(servers)
+        finally:
+            self._access.flush()
 
     # One connection
 
@@ -161,13 +165,14 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         finally:
             self._readers.discard(reader)
             reader.close()
+            self._access.flush()  # who sees the connection close may look for the line
             if unread and not self._quick:
                 linger(client)
             client.close()
 
     def _serve_plain(self, reader: Reader, req: PlainRequest, environ: dict[str, Any], sock: Any) -> bool:
         """As `_serve`, with less to do."""
-        started = datetime.now() if self._accounts or self.log.access_log_enabled else None
+        started = time.monotonic_ns() if self._accounts or self.log.access_log_enabled else None
         answer = Answer(req, sock, self.cfg, self, reader, self._settings.send_timeout)
         answer.environ = environ
         try:
@@ -184,7 +189,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request; whether the connection may carry another. Raises only what has not been answered."""
-        started = datetime.now()
+        started = time.monotonic_ns()
         environ: dict[str, Any] = {}
         answer: Answer | None = None
         try:
@@ -209,7 +214,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             if answer is not None:
                 answer.environ = {}  # which leads back here
 
-    def _run(self, answer: Answer, environ: dict[str, Any], req: Any, started: datetime | None) -> bool:
+    def _run(self, answer: Answer, environ: dict[str, Any], req: Any, started: int | None) -> bool:
         """Call the application and account for its answer; whether the connection may carry another. `started`: None
         where nobody asks."""
         self._count()
@@ -219,7 +224,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._respond(answer, environ)
         finally:
             if started and answer.headers_sent:
-                self.log.access(answer, req, environ, datetime.now() - started)
+                self._access.add(answer, req, environ, (time.monotonic_ns() - started) // 1000)
         return not answer.should_close()
 
     def _broke_off(self, reader: Reader, req: Any, answer: Answer | None, error: BaseException) -> bool:
@@ -281,7 +286,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         environ.update(REMOTE_ADDR=host, REMOTE_PORT=str(port))
         answer = wsgi.Response(req, client, self.cfg)
         answer.status = f"{status} {HTTPStatus(status).phrase}"
-        self.log.access(answer, req, environ, timedelta())
+        self._access.add(answer, req, environ, 0)
 
     def _refuse(
         self, client: Any, addr: Any, status: int, reason: str, detail: str = "", *, to_head: bool = False
