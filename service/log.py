@@ -106,12 +106,13 @@ class Lines(UnblockingHandler):
         super().__init__(fd)
         self._form = self.formatter
         self._second = 0
-        self._stamp = ""
+        self._stamp = self._start = ""
         self.begin()
 
     def begin(self) -> None:
         """In a new process: nothing of its parent's waits here, and its loop is another."""
         self._pid = os.getpid()
+        self._millisecond = 0
         self._waiting: list[bytes] = []
         self._loop: Any = None
         self._ident: Callable[[], int] = int
@@ -147,15 +148,18 @@ class Lines(UnblockingHandler):
         return True
 
     def add(self, line: str) -> None:
-        now = time.time()
-        second = int(now)
-        if second != self._second:
-            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        text = f"{self._stamp},{int((now - second) * 1000):03d} [{self._pid}] {line}\n"
-        data = text.encode("utf-8", "backslashreplace")
-        self._waiting.append(data)
+        now = int(time.time() * 1000)
+        if now != self._millisecond:
+            self._begin_millisecond(now)
+        self._waiting.append(f"{self._start}{line}\n".encode("utf-8", "backslashreplace"))
         if len(self._waiting) == 1:
             self._loop.run_callback(self.flush)
+
+    def _begin_millisecond(self, now: int) -> None:
+        second, part = divmod(now, 1000)
+        if second != self._second:
+            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        self._millisecond, self._start = now, f"{self._stamp},{part:03d} [{self._pid}] "
 
     def emit(self, record: logging.LogRecord) -> None:
         self.flush()
