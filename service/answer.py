@@ -43,14 +43,14 @@ class Answer(Response):  # type: ignore[misc]
     def __init__(self, req: Any, sock: socket.socket, cfg: Any, worker: Lives, reader: Reader, send_timeout: float):
         super().__init__(req, sock, cfg)
         self._worker = worker
-        self._reader = reader
+        self.reader = reader
         self._send_timeout = send_timeout
         self._patience: Patience | None = None
         self._gone: ClientGone | None = None
         self._head = b""
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        if not self._worker.alive or CLOSE_KEY in self.environ or self._reader.leaves_body(self.req.body):
+        if not self._worker.alive or CLOSE_KEY in self.environ or self.reader.leaves_body(self.req.body):
             self.force_close()
         if exc_info is None and self.status is None and self._take_ordinary(status, headers):
             return self.write
@@ -132,14 +132,14 @@ class Answer(Response):  # type: ignore[misc]
         """Send a head that nothing has taken along."""
         if self._head:
             head, self._head = self._head, b""
-            self._send_all(head)
+            self.send_all(head)
 
     def close(self) -> None:
         if self._head or not self.headers_sent:
             self.send_headers()
             self.flush()
         if self.chunked:
-            self._send_all(b"0\r\n\r\n")
+            self.send_all(b"0\r\n\r\n")
 
     def early_hints(self, headers: list[tuple[str, str]]) -> None:
         """`wsgi.early_hints`. `ClientGone` as from `write`."""
@@ -147,7 +147,16 @@ class Answer(Response):  # type: ignore[misc]
 
     def sendall(self, data: bytes) -> None:
         """To gunicorn's early hints this is the socket."""
-        self._send_all(data)
+        self.send_all(data)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the body ends when the application says so."""
+        return self.response_length is None and not self._omits_body_for(self.status_code)
+
+    def be_patient_again(self) -> None:
+        """What comes next is a message of its own to the client, who may take as long as for a first one."""
+        self._patience = None
 
     def _emit_body(self, data: bytes | memoryview) -> None:
         if self.chunked:
@@ -157,10 +166,11 @@ class Answer(Response):  # type: ignore[misc]
             if len(data) <= _JOINED:
                 data = head + data
             else:
-                self._send_all(head)
-        self._send_all(data)
+                self.send_all(head)
+        self.send_all(data)
 
-    def _send_all(self, data: bytes | memoryview) -> None:
+    def send_all(self, data: bytes | memoryview) -> None:
+        """Send all of it, as it is, within the client's time. `ClientGone` when the client does not take it."""
         # Not `sendall`: its timeout would be one for all of the data, however large.
         if self._gone is not None:
             raise self._gone  # what would follow now would stand in the middle of what was cut
