@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _SEND_STEP = 256 * 1024
+_TCP_NOTSENT_LOWAT = 25
+_UNSENT = (
+    16 * 1024
+)  # bytes of a stream the kernel may hold that the network has not taken: more would hide a slow client
+_BY_SYSTEM = 0
 _JOINED = 64 * 1024  # bytes of a piece that is sent in one with the head by copying it
 
 
@@ -48,6 +53,7 @@ class Answer(Response):  # type: ignore[misc]
         self._patience: Patience | None = None
         self._gone: ClientGone | None = None
         self._head = b""
+        self._is_stream = False
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if not self._worker.alive or CLOSE_KEY in self.environ or self.reader.leaves_body(self.req.body):
@@ -102,6 +108,9 @@ class Answer(Response):  # type: ignore[misc]
             f"HTTP/{major}.{minor} {self.status}\r\nServer: {self.version}\r\nDate: {_date()}\r\n"
             f"Connection: {connection}\r\n{framing}{fields}\r\n"
         ).encode("latin-1")
+        if self.response_length is None and _EVENT_STREAM in self.headers:
+            self._is_stream = True
+            self._limit_unsent(_UNSENT)
         self.headers_sent = True  # not before: until then a failure can still be answered
 
     def write(self, arg: bytes | memoryview) -> None:
@@ -111,6 +120,8 @@ class Answer(Response):  # type: ignore[misc]
             self.send_headers()
             self._emit_body(arg)
             return
+        if self._is_stream:
+            self.be_patient_again()  # it may last for ever
         try:
             if type(arg) is memoryview:
                 self._write_view(_octets(arg))
@@ -140,6 +151,12 @@ class Answer(Response):  # type: ignore[misc]
             self.flush()
         if self.chunked:
             self.send_all(b"0\r\n\r\n")
+        if self._is_stream:
+            self._limit_unsent(_BY_SYSTEM)  # there may be a next answer
+
+    def _limit_unsent(self, size: int) -> None:
+        if self.sock.family in (socket.AF_INET, socket.AF_INET6):
+            self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, size)
 
     def early_hints(self, headers: list[tuple[str, str]]) -> None:
         """`wsgi.early_hints`. `ClientGone` as from `write`."""
@@ -211,6 +228,7 @@ class Answer(Response):  # type: ignore[misc]
 
 # Names of fields that gunicorn treats as no more than a name and a value; learned from what it lets pass.
 _ORDINARY: set[str] = set()
+_EVENT_STREAM = ("Content-Type", "text/event-stream")
 _RULED = frozenset({"content-length", "upgrade"})
 _ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024

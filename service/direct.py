@@ -8,9 +8,7 @@ gunicorn worker loads this module, so it imports nothing of the application.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import gevent
@@ -19,10 +17,6 @@ from gevent.socket import socket as GeventSocket
 from service.answer import Answer
 from service.connection import LOOK_S, ClientGone
 from service.environ import PING
-
-_UNSENT = 16 * 1024  # bytes the kernel may hold that the network has not taken; more would only hide a slow client
-_TCP_NOTSENT_LOWAT = 25
-_BY_SYSTEM = 0
 
 
 class Stream(Protocol):
@@ -40,22 +34,10 @@ class Stream(Protocol):
 
 def send(answer: Answer, stream: Stream, pieces: Iterable[bytes]) -> None:
     """Send a stream, from the hub where that can be. `pieces`: the same as the server would iterate over it."""
-    with _little_unsent(answer.sock):
-        if type(answer.sock) is GeventSocket and answer.is_open_ended:
-            Direct(answer, stream).run()
-        for piece in pieces:
-            answer.be_patient_again()  # a stream may last for ever
-            answer.write(piece)
-
-
-@contextlib.contextmanager
-def _little_unsent(sock: socket.socket) -> Iterator[None]:
-    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-    if is_tcp:
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT)
-    yield
-    if is_tcp:  # and there is a next answer
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _BY_SYSTEM)
+    if type(answer.sock) is GeventSocket and answer.is_open_ended:
+        Direct(answer, stream).run()
+    for piece in pieces:
+        answer.write(piece)
 
 
 class Direct:

@@ -49,7 +49,7 @@ class StreamClient:
     def until(self, text: bytes) -> bytes:
         """The body so far, once `text` has come."""
         while text not in self.body:
-            assert not (self.whole or self.closed), (text, self.body)
+            assert not (self.whole or self.closed), (text[:200], self.body[-200:])
             self._receive()
         return self.body
 

@@ -127,4 +127,10 @@ def state(request: Request) -> dict[str, object]:
 
 @server.get("/streams")
 def open_streams(request: Request) -> dict[str, int]:
-    return {"open": len(streams), "begun": len(played), "tasks": len(client.streams), "pid": os.getpid()}
+    return {
+        "open": len(streams),
+        "limit": streams.limit,
+        "begun": len(played),
+        "tasks": len(client.streams),
+        "pid": os.getpid(),
+    }
