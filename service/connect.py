@@ -142,7 +142,7 @@ class LazyClient:
             return client
 
 
-_PASSED_ON = ("statuses", "admit", "predict", "predict_body")
+_PASSED_ON = ("statuses", "admit", "predict", "predict_body", "stream")
 _made: WeakSet[LazyClient] = WeakSet()
 
 
