@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _SEND_STEP = 256 * 1024
+_TCP_NOTSENT_LOWAT = 25
+_UNSENT = (
+    16 * 1024
+)  # bytes of a stream the kernel may hold that the network has not taken: more would hide a slow client
+_BY_SYSTEM = 0
 _JOINED = 64 * 1024  # bytes of a piece that is sent in one with the head by copying it
 
 
@@ -42,15 +47,16 @@ class Answer(Response):  # type: ignore[misc]
     _patience: Patience | None = None
     _gone: ClientGone | None = None
     _head = b""
+    _is_stream = False
 
     def __init__(self, req: Any, sock: socket.socket, cfg: Any, worker: Lives, reader: Reader, send_timeout: float):
         super().__init__(req, sock, cfg)
         self._worker = worker
-        self._reader = reader
+        self.reader = reader
         self._send_timeout = send_timeout
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        if not self._worker.alive or CLOSE_KEY in self.environ or self._reader.leaves_body(self.req.body):
+        if not self._worker.alive or CLOSE_KEY in self.environ or self.reader.leaves_body(self.req.body):
             self.force_close()
         if exc_info is None and self.status is None and self._take_ordinary(status, headers):
             return self.write
@@ -98,6 +104,9 @@ class Answer(Response):  # type: ignore[misc]
         start = _start_of_head(self.req.version, self.status, self.version, connection, self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
         self._head = f"{start}{fields}\r\n".encode("latin-1")
+        if self.response_length is None and _EVENT_STREAM in self.headers:
+            self._is_stream = True
+            self._limit_unsent(_UNSENT)
         self.headers_sent = True  # not before: until then a failure can still be answered
 
     def write(self, arg: bytes | memoryview) -> None:
@@ -107,6 +116,8 @@ class Answer(Response):  # type: ignore[misc]
             self.send_headers()
             self._emit_body(arg)
             return
+        if self._is_stream:
+            self.be_patient_again()  # it may last for ever
         try:
             if type(arg) is memoryview:
                 self._write_view(_octets(arg))
@@ -128,14 +139,20 @@ class Answer(Response):  # type: ignore[misc]
         """Send a head that nothing has taken along."""
         if self._head:
             head, self._head = self._head, b""
-            self._send_all(head)
+            self.send_all(head)
 
     def close(self) -> None:
         if self._head or not self.headers_sent:
             self.send_headers()
             self.flush()
         if self.chunked:
-            self._send_all(b"0\r\n\r\n")
+            self.send_all(b"0\r\n\r\n")
+        if self._is_stream:
+            self._limit_unsent(_BY_SYSTEM)  # there may be a next answer
+
+    def _limit_unsent(self, size: int) -> None:
+        if self.sock.family in (socket.AF_INET, socket.AF_INET6):
+            self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, size)
 
     def early_hints(self, headers: list[tuple[str, str]]) -> None:
         """`wsgi.early_hints`. `ClientGone` as from `write`."""
@@ -143,7 +160,16 @@ class Answer(Response):  # type: ignore[misc]
 
     def sendall(self, data: bytes) -> None:
         """To gunicorn's early hints this is the socket."""
-        self._send_all(data)
+        self.send_all(data)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the body ends when the application says so."""
+        return self.response_length is None and not self._omits_body_for(self.status_code)
+
+    def be_patient_again(self) -> None:
+        """What comes next is a message of its own to the client, who may take as long as for a first one."""
+        self._patience = None
 
     def _emit_body(self, data: bytes | memoryview) -> None:
         if self.chunked:
@@ -153,10 +179,11 @@ class Answer(Response):  # type: ignore[misc]
             if len(data) <= _JOINED:
                 data = head + data
             else:
-                self._send_all(head)
-        self._send_all(data)
+                self.send_all(head)
+        self.send_all(data)
 
-    def _send_all(self, data: bytes | memoryview) -> None:
+    def send_all(self, data: bytes | memoryview) -> None:
+        """Send all of it, as it is, within the client's time. `ClientGone` when the client does not take it."""
         # Not `sendall`: its timeout would be one for all of the data, however large.
         if self._gone is not None:
             raise self._gone  # what would follow now would stand in the middle of what was cut
@@ -197,6 +224,7 @@ class Answer(Response):  # type: ignore[misc]
 
 # Names of fields that gunicorn treats as no more than a name and a value; learned from what it lets pass.
 _ORDINARY: set[str] = set()
+_EVENT_STREAM = ("Content-Type", "text/event-stream")
 _RULED = frozenset({"content-length", "upgrade"})
 _ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from service.blueprints import echo, health, models, score
+from service.blueprints import echo, generate, health, models, score
 from service.client import PoolClient
 from service.config import Settings
 from service.connect import LazyClient
@@ -20,5 +20,6 @@ def create_app(client: PoolClient | None = None) -> HttpServer:
     server.register_blueprint(health.blueprint(pool, runtime_version()))
     server.register_blueprint(echo.blueprint())
     server.register_blueprint(score.blueprint(pool))
+    server.register_blueprint(generate.blueprint(pool))
     server.register_blueprint(models.blueprint(pool))
     return server

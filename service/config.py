@@ -31,6 +31,7 @@ class Settings:
     body_timeout: float = 30.0
     header_timeout: float = 10.0
     send_timeout: float = 30.0
+    heartbeat: float = 15.0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 from weakref import WeakSet
 
-from service.client import PoolClient
+from service.client import PieceStream, PoolClient
 from workers import launch
 from workers.errors import PoolLost
 from workers.model import Array
@@ -99,6 +99,16 @@ class LazyClient:
     ) -> bytes:
         return self._get().predict_body(model, body, codec, deadline=deadline, caller=caller)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> PieceStream:
+        return self._get().stream(model, inputs, deadline=deadline, caller=caller)
+
     def close(self) -> None:
         if self._client is not None and self._pid == os.getpid():
             self._client.close()
@@ -132,7 +142,7 @@ class LazyClient:
             return client
 
 
-_PASSED_ON = ("statuses", "admit", "predict", "predict_body")
+_PASSED_ON = ("statuses", "admit", "predict", "predict_body", "stream")
 _made: WeakSet[LazyClient] = WeakSet()
 
 

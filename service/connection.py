@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import io
 import json
+import select
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import gevent
+from gevent import monkey
 from gunicorn.http.body import Body, ChunkedReader, LengthReader
 from gunicorn.http.unreader import SocketUnreader
 
@@ -35,10 +37,13 @@ _LINGER_S = 5.0
 _LINGER_IDLE_S = 1.0
 _HEAD_READ = 16 * 1024
 
+LOOK_S = 0.2  # between two looks for clients that have been silent for too long, or streams that have
+
 # To sleep so long lets the hub look at its sockets. To sleep 0 seconds only lets greenlets run that are ready by
 # then, some fifty times before it looks, and a new request is not noticed for so long.
 TURN_S = 1e-9
 
+_raw_poll = monkey.get_original("select", "poll")
 
 T = TypeVar("T")
 
@@ -75,6 +80,10 @@ class Patience:
         self._left += size / _MIN_RATE - (time.monotonic() - since)
 
 
+class Looks(Protocol):
+    def look(self, now: float) -> None: ...
+
+
 class Reader(SocketUnreader):  # type: ignore[misc]
     """Reads one connection. `keepalive`: seconds of silence allowed between two requests. `doorbell`: rings for it,
     where `next_head` is called."""
@@ -93,6 +102,8 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         self._rest = b""
         self._buffered = True
         self._doorbell = doorbell
+        self.watch = doorbell.watch if doorbell is not None else None
+        self.direct: Looks | None = None  # a stream that is being sent from the hub
         self._until = 0.0  # of a head, or of the rest of a body
         self._patience = Patience(settings.body_timeout)
         self._owes_continue = False
@@ -186,9 +197,11 @@ class Reader(SocketUnreader):  # type: ignore[misc]
             raise
 
     def look(self, now: float) -> None:
-        """To be called now and then: sees to it that a client which has been silent for too long is noticed."""
+        """To be called every `LOOK_S`: sees to it that a client which has been silent for too long is noticed."""
         if self._doorbell is not None:
             self._doorbell.look(now)
+        if self.direct is not None:
+            self.direct.look(now)
 
     def close(self) -> None:
         if self._doorbell is not None:
@@ -307,6 +320,15 @@ class Doorbell:
         self._watching = False
         self._waiting = False
         self._until = 0.0
+        self._gone: Callable[[], None] | None = None
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        """Have `gone` called, in the hub, once the client has closed, or has ended its side, which looks the same;
+        until the next `watch`. It must not raise. Meanwhile nobody waits."""
+        self._gone = gone
+        if gone is not None and not self._watching:
+            self._watcher.start(self._ring)
+            self._watching = True
 
     def wait(self, seconds: float) -> bytes:
         """What the client sends next. `ClientGone` when it closes, or sends nothing for so long, by `look`'s clock."""
@@ -339,11 +361,22 @@ class Doorbell:
             # Something has come, or the client has gone, while its request is at work. It would go on ringing.
             self._watcher.stop()
             self._watching = False
+            self._look_for_end()
 
     def look(self, now: float) -> None:
         """To be called now and then: lets the greenlet know if its time is over."""
+        if self._gone is not None and not self._watching:
+            self._look_for_end()  # of a client that has sent its next request, and so has rung already
         if self._waiting and now >= self._until:
             self._hub.loop.run_callback(self._ring)
+
+    def _look_for_end(self) -> None:
+        if self._gone is not None:
+            poll = _raw_poll()
+            poll.register(self._sock.fileno(), select.POLLRDHUP)
+            if poll.poll(0):
+                gone, self._gone = self._gone, None
+                gone()
 
     def close(self) -> None:
         self._watching = False

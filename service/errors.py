@@ -13,6 +13,7 @@ from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import HTTPException, InternalServerError, MethodNotAllowed
 
 from service.response import Response
+from service.streams import TooManyStreams
 from workers.errors import InvalidInput, Overloaded, PoolError
 
 logger = logging.getLogger("headrace")
@@ -44,7 +45,7 @@ class HttpError(Exception):
 
 
 def status_of(error: PoolError) -> int:
-    return STATUS.get(error.code, REFUSED)
+    return 503 if isinstance(error, TooManyStreams) else STATUS.get(error.code, REFUSED)
 
 
 def failure(error: Exception, request_id: str) -> Response:

@@ -30,6 +30,7 @@ for _number in (signal.SIGINT, signal.SIGTERM):
 
 from service import master  # noqa: E402
 from service.config import ConfigError, Settings  # noqa: E402
+from service.open_streams import streams  # noqa: E402
 
 try:
     _settings = Settings.from_env(os.environ)
@@ -41,7 +42,7 @@ wsgi_app = "service:create_app()"
 worker_class = "service.webworker.HeadraceWorker"
 bind = _settings.bind
 workers = _settings.web_workers
-worker_connections = 1000
+worker_connections = 6500  # so that 5,000 streams leave room for everything else
 keepalive = 75
 timeout = 30
 graceful_timeout = _settings.graceful_timeout
@@ -74,6 +75,7 @@ def post_fork(arbiter: Any, worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
+    streams.allow(_connections(worker))
     if "service.connect" in sys.modules:
         from service.connect import open_clients
 
@@ -81,6 +83,13 @@ def post_worker_init(worker: Any) -> None:
     # What is loaded by now stays; no request shall wait while the collector looks through all of it.
     gc.collect()
     gc.freeze()
+
+
+def _connections(worker: Any) -> int:
+    """How many a web process answers at once."""
+    if worker.cfg.worker_class_str == "gthread":
+        return int(worker.cfg.threads)
+    return 1 if worker.cfg.worker_class_str == "sync" else int(worker.cfg.worker_connections)
 
 
 def worker_exit(arbiter: Any, worker: Any) -> None:

@@ -6,6 +6,7 @@ lets deadlines pass and looks for callers whose connection is gone, so that nobo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ from workers.connection import Connection
 from workers.core import ClientCore, Task
 from workers.errors import Cancelled, PoolError, PoolLost
 from workers.model import Array
+from workers.pieces import Pieces
 from workers.status import ModelStatus
 
 log = logging.getLogger("headrace.client")
@@ -108,6 +110,22 @@ class HubClient:
         finally:
             core.release(task)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> Pieces:
+        connection = self._live()
+        task, record = connection.prepare_stream(model, inputs, deadline)
+        self._enqueue(connection, model, task, record)
+        assert connection.core is not None
+        if caller is not None:
+            self._callers[task] = caller
+        return Pieces(connection.core, task, _wait_for_news, _wake, self._callers)
+
     def close(self) -> None:
         """Give everything back; whoever still waits gets `PoolLost`."""
         self._closing = True
@@ -129,11 +147,7 @@ class HubClient:
         assert core is not None
         hub = gevent.get_hub()
         task.wakes.append(gevent.getcurrent().switch)
-        if task.spill is not None or not task.model.has_room:
-            connection.enqueue(model, task, record)
-        elif connection.enqueue_soon(model, task, record):
-            # What one turn of the hub brings is queued at its end: a worker is woken once, and finds a batch.
-            hub.loop.run_callback(self._guarded, partial(_enqueue_waiting, model), connection)
+        self._enqueue(connection, model, task, record)
         if caller is not None:
             self._callers[task] = caller
         try:
@@ -149,6 +163,13 @@ class HubClient:
             if caller is not None:
                 self._callers.pop(task, None)
         return core
+
+    def _enqueue(self, connection: Connection, model: str, task: Task, record: bytes) -> None:
+        if task.spill is not None or not task.model.has_room:
+            connection.enqueue(model, task, record)
+        elif connection.enqueue_soon(model, task, record):
+            # What one turn of the hub brings is queued at its end: a worker is woken once, and finds a batch.
+            gevent.get_hub().loop.run_callback(self._guarded, partial(_enqueue_waiting, model), connection)
 
     # The hub's part.
 
@@ -252,3 +273,20 @@ def _wake(tasks: list[Task]) -> None:
     for task in tasks:
         while task.wakes:
             task.wakes.pop()()
+        if task.pieces is not None and (heard := task.heard) is not None:
+            try:
+                heard()
+            except Exception:
+                # Every other task is still to be woken.
+                log.exception("whoever was to hear of a stream failed")
+
+
+def _wait_for_news(task: Task, seconds: float | None) -> None:
+    news = Event()
+    wake = news.set
+    task.wakes.append(wake)
+    try:
+        news.wait(seconds)
+    finally:
+        with contextlib.suppress(ValueError):  # who is woken has been taken off
+            task.wakes.remove(wake)

@@ -16,6 +16,7 @@ from gunicorn.http.message import _ip_in_allow_list
 from gunicorn.http.wsgi import WSGIErrorsWrapper
 
 from service.connection import Reader
+from service.environ import WATCH_KEY
 from service.plain import HeadReader, PlainRequest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Lean:
         self._environ = {
             **environ,
             "gunicorn.socket": reader.sock,
+            WATCH_KEY: reader.watch,
             "wsgi.url_scheme": "http",
             "SCRIPT_NAME": "",
             "REMOTE_ADDR": peer[0] if isinstance(peer, tuple) else os.fsdecode(peer),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from service.environ import ID_KEY, VIEWS_KEY
 from service.request import decoded_path
+from service.streams import EventStream
 from workers.log import UnblockingHandler
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Observed:
         """The pieces of the body; the server closes it when it has sent them, or has given up."""
         self._pieces = pieces
         return self
+
+    @property
+    def event_stream(self) -> EventStream | None:
+        """The body, if a server may send it from its hub. Iterated over afterwards, this finds that all has gone."""
+        return self._pieces if isinstance(self._pieces, EventStream) else None
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._pieces:  # noqa: UP028  # which would close the pieces too: `close` does

@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 from gunicorn.util import is_ipv6
 
+from service.descriptors import make_room
+
 _CHECK_S = 60.0
 _CHECK_POLL_S = 0.1
 _ONE_SIGNAL_S = 0.5
@@ -30,6 +32,7 @@ def prepare(arbiter: Any) -> None:
     if not _inherits_sockets(arbiter):
         for address in arbiter.cfg.address:
             _refuse_if_taken(arbiter, address)
+    _make_room(arbiter.cfg.worker_connections)
     if not os.environ.get("HEADRACE_POOL_SOCKET"):
         _start_pool(arbiter)
     spawn_worker = arbiter.spawn_worker
@@ -80,6 +83,17 @@ def _refuse_if_taken(arbiter: Any, address: tuple[str, int] | str | int) -> None
             probe.bind(address)
     except OSError as error:
         _give_up(arbiter, f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}")
+
+
+def _make_room(connections: int) -> None:
+    fitting = make_room(connections)
+    if fitting < connections:
+        print(
+            f"Warning: the limit of open files (ulimit -Hn) leaves room for {fitting} connections in each web process, "
+            f"not for {connections} (worker_connections)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _start_pool(arbiter: Any) -> None:

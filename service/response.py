@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response as WerkzeugResponse
 from werkzeug.wsgi import ClosingIterator
 
-from service import sse as events_of
+from service.sse import TOKENS, Form
+from service.streams import EventStream, HandlerEvents, Start, heartbeat_s
 from workers import strict_json
 from workers.errors import InvalidOutput
+
+if TYPE_CHECKING:
+    from service.request import Request
 
 Piece = bytes
 Bytes = bytes | memoryview  # `Response.bytes` hides the name inside the class
@@ -92,7 +97,16 @@ class Response:
     def sse(cls, events: Iterable[Mapping[str, object]]) -> Response:
         """A stream of server-sent events with the keys `event`, `data`, `id`, `retry`; a `str` of data goes raw,
         anything else as JSON."""
-        return cls(events_of.frames(events), 200, STREAM_HEADERS)
+        return cls(HandlerEvents(events), 200, STREAM_HEADERS)
+
+    @classmethod
+    def stream(cls, request: Request, start: Start, form: Form = TOKENS) -> Response:
+        """The pieces of a task as server-sent events, each as it comes: `start(caller)` begins it, with `caller` for
+        the `stream` of the pool's client, and is not called for a HEAD. Waits for the first piece, so that a failure
+        before it is raised here and has a status of its own; a later one is the stream's last event."""
+        if request.method == "HEAD":
+            return cls(iter(()), 200, STREAM_HEADERS)
+        return cls(EventStream(form, heartbeat_s()).begin(start, request.environ), 200, STREAM_HEADERS)
 
 
 def to_response(returned: Returned) -> Response:

@@ -37,19 +37,22 @@ from gunicorn.http2 import negotiation
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
+from service import direct
 from service.access_log import AccessLog
 from service.answer import Answer
 from service.config import Settings
-from service.connection import TURN_S, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
-from service.environ import VIEWS_KEY
+from service.connection import LOOK_S, TURN_S, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
+from service.descriptors import make_room
+from service.environ import VIEWS_KEY, WATCH_KEY
 from service.lean import Errors, Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands
+from service.open_streams import streams
 from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
-_LOOK_S = 0.2  # between two looks for clients that have been silent for too long
 _KILL_S = 0.3
+_END_STREAMS_S = 2.0  # streams have so much less than other requests: their ends have to be sent
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
 
 # While draining: how long a connection may have been silent before it is closed. Its client may be about to
@@ -84,6 +87,7 @@ class ApplicationFailed(Exception):
 
 class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     alive: bool
+    worker_connections: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # gunicorn's own, whatever they are
         super().__init__(*args, **kwargs)
@@ -103,6 +107,8 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             "wsgi.multithread": True,
         }
         self._keepalive = self.cfg.keepalive
+        self.worker_connections = make_room(self.worker_connections)
+        streams.allow(self.worker_connections)
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
         self._access = AccessLog(self.log, gevent.get_hub().loop.run_callback)
         servers = [self._listen(sock) for sock in self.sockets]
@@ -202,6 +208,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             )
             answer.environ = environ
             environ["wsgi.multithread"] = True
+            environ[WATCH_KEY] = reader.watch
             environ["wsgi.early_hints"] = answer.early_hints
             environ[VIEWS_KEY] = answer.start_response
             return self._run(answer, environ, req, started)
@@ -240,7 +247,10 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     def _respond(self, answer: Answer, environ: dict[str, Any]) -> None:
         pieces = self.wsgi(environ, answer.start_response)
         try:
-            if isinstance(pieces, environ["wsgi.file_wrapper"]):
+            stream = getattr(pieces, "event_stream", None)
+            if stream is not None:
+                direct.send(answer, stream, pieces)
+            elif isinstance(pieces, environ["wsgi.file_wrapper"]):
                 answer.write_file(pieces)
             else:
                 for piece in pieces:
@@ -320,8 +330,12 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             server.accept_rest()
             server.close()
         # A little less than the master's own limit, which is SIGKILL.
-        until = time.monotonic() + self.cfg.graceful_timeout - min(1.0, self.cfg.graceful_timeout / 10)
+        grace, now = self.cfg.graceful_timeout, time.monotonic()
+        until = now + grace - min(1.0, grace / 10)
+        end_streams = now + max(grace - _END_STREAMS_S, grace / 2)
         while any(len(server.pool) for server in servers):
+            if time.monotonic() > end_streams or self._quick:
+                streams.end()
             if self._quick or time.monotonic() > until:
                 break
             self._close_idle()
@@ -337,7 +351,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def _look_for_silent(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= _LOOK_S:
+        if now - self._looked >= LOOK_S:
             self._looked = now
             for reader in self._readers:
                 reader.look(now)

@@ -21,8 +21,9 @@ from workers.tensors import Layout
 
 HEADER_SIZE = 4096
 MAGIC = 0x48524143_00000001
-# Words of the header.
-_MAGIC, OVERFLOW, CLOSED, _CLASSES, _FIRST_CLASS = 0, 1, 2, 3, 8
+# Words of the header. `CHANGED` is the client's: another number each time it cancels a stream or grants to one, so
+# that a worker need not look at every slot to see that nothing has changed.
+_MAGIC, OVERFLOW, CLOSED, _CLASSES, CHANGED, _FIRST_CLASS = 0, 1, 2, 3, 4, 8
 MAX_CLASSES = 16
 STEP = 4 * 1024 * 1024
 """Bytes that are reserved, or copied, in one go by whoever must not keep others waiting."""

@@ -24,6 +24,7 @@ from workers.connection import Connection
 from workers.core import ClientCore, Task
 from workers.errors import Cancelled, PoolError, PoolLost
 from workers.model import Array
+from workers.pieces import Pieces
 from workers.status import ModelStatus, State
 
 log = logging.getLogger("headrace.client")
@@ -291,6 +292,34 @@ class ThreadClient:
         with self._watching(future, caller):
             return future.body()
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        deadline: float | None = None,
+        caller: socket.socket | None = None,
+    ) -> Pieces:
+        """Start one stream. `inputs`: arrays of shape (1, *spec.shape), read before this returns. `deadline`:
+        absolute `time.monotonic()` seconds, the model's `stream_timeout_s` from now by default. Raises at once what
+        can be known at once; what comes later, also `Cancelled` once the peer of `caller` has gone, ends the stream."""
+        connection = self._live()
+        task, record = connection.prepare_stream(model, inputs, deadline)
+        connection.enqueue(model, task, record)
+        assert connection.core is not None
+        if caller is not None:
+            self._callers[task] = caller
+
+        def wait(task: Task, seconds: float | None) -> None:
+            with contextlib.suppress(TimeoutError):
+                self.wait_for(connection, task, seconds)
+
+        def wake(tasks: list[Task]) -> None:
+            _wake(tasks)
+            connection.nudge()
+
+        return Pieces(connection.core, task, wait, wake, self._callers)
+
     @contextlib.contextmanager
     def _watching(self, future: Future, caller: socket.socket) -> Iterator[None]:
         self._callers[future._task] = caller
@@ -314,9 +343,9 @@ class ThreadClient:
     # Waiting.
 
     def wait_for(self, connection: Connection, task: Task, timeout: float | None) -> None:
-        """Until the task is settled: as the reader if nobody reads, else until the reader says so."""
+        """Until the task is settled, or has pieces: as the reader if nobody reads, else until the reader says so."""
         until = None if timeout is None else time.monotonic() + timeout
-        while not (task.outcome or task.error):
+        while not (task.outcome or task.error or task.pieces):
             if self._reader.acquire(blocking=False):
                 try:
                     self._read_until(connection, task, until)
@@ -325,12 +354,12 @@ class ThreadClient:
                     self._pass_on()
             else:
                 self._follow(task, until)
-            if until is not None and time.monotonic() >= until and not (task.outcome or task.error):
+            if until is not None and time.monotonic() >= until and not (task.outcome or task.error or task.pieces):
                 raise TimeoutError("the task is not settled yet")
 
     def _read_until(self, connection: Connection, task: Task, until: float | None) -> None:
         core = connection.core
-        while not (task.outcome or task.error) and core is not None and connection.reply >= 0:
+        while not (task.outcome or task.error or task.pieces) and core is not None and connection.reply >= 0:
             if until is not None and not _readable(connection.reply, until - time.monotonic()):
                 return
             _wake(core.receive(os.read(connection.reply, 65536)))
@@ -341,7 +370,7 @@ class ThreadClient:
         task.wakes.append(event.set)
         try:
             # It may have been settled, or the reader may have left, before it was known that we wait.
-            if not (task.outcome or task.error) and self._reader.locked():
+            if not (task.outcome or task.error or task.pieces) and self._reader.locked():
                 event.wait(None if until is None else max(0.0, until - time.monotonic()))
         finally:
             task.wakes.remove(event.set)
@@ -445,6 +474,12 @@ def _wake(tasks: list[Task]) -> None:
             # A copy: whoever wakes takes itself off.
             for wake in list(task.wakes):
                 wake()
+        if task.pieces is not None and (heard := task.heard) is not None:
+            try:
+                heard()
+            except Exception:
+                # Every other task is still to be woken.
+                log.exception("whoever was to hear of a stream failed")
 
 
 def _readable(fd: int, timeout: float) -> bool:

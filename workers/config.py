@@ -35,7 +35,9 @@ class ConfigError(ValueError):
 class ModelConfig:
     """One model. `max_batch` is in rows, `max_queue` in tasks; `timeout_s` is the time a task may take, waiting
     included, `load_timeout_s` the time a replica may take until it is warm; `threads` is how many BLAS and OpenMP
-    may use in each replica. `options` are the keyword arguments of the model's constructor."""
+    may use in each replica. `max_streams`: how many streams a replica has under way, the next ones wait in the queue;
+    `stream_timeout_s`: the time a stream may take unless its caller says otherwise. `options` are the keyword
+    arguments of the model's constructor."""
 
     name: str
     model: str | type[Model]
@@ -46,6 +48,8 @@ class ModelConfig:
     timeout_s: float = 30.0
     load_timeout_s: float = 600.0
     threads: int = 1
+    max_streams: int = 5000
+    stream_timeout_s: float = 3600.0
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,6 +68,8 @@ class ModelConfig:
         _number(f"{key}timeout_s", self.timeout_s, 0.001, 1_000_000)
         _number(f"{key}load_timeout_s", self.load_timeout_s, 0.001, 1_000_000)
         _whole(f"{key}threads", self.threads, 1, 1024)
+        _whole(f"{key}max_streams", self.max_streams, 1, 16_000)
+        _number(f"{key}stream_timeout_s", self.stream_timeout_s, 0.001, 1_000_000)
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"{key}options must be a table, not {_show(self.options)}")
         for option in self.options:
@@ -76,7 +82,7 @@ class ArenaConfig:
     """The shared memory of each web process. `slots`: pairs of (bytes of a slot, number of such slots);
     `spill_limit`: bytes of the largest input or output, those over the largest slot getting memory of their own."""
 
-    slots: tuple[tuple[int, int], ...] = ((4096, 2048), (65536, 64), (1048576, 16), (20971520, 2))
+    slots: tuple[tuple[int, int], ...] = ((4096, 8192), (65536, 64), (1048576, 16), (20971520, 2))
     spill_limit: int = 268435456
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
@@ -28,6 +29,7 @@ from workers.status import ModelStatus
 AT_ONCE_NS = 1_000_000
 CLOCKS_APART_NS = 10_000_000_000
 FOREVER_S = 9e9
+REPLY_PIPE_BYTES = 1 << 20
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _POLLRDHUP = 0x2000
 
@@ -84,7 +86,7 @@ class Connection:
         now = time.monotonic_ns()
         view = self._admitted_model(core, name, now)
         try:
-            return core.submit(view, inputs, _deadline_ns(deadline, view.status, now), now)
+            return core.submit(view, inputs, _deadline_ns(deadline, view.status.timeout_s, now), now)
         except ValueError:
             self._raise_if_lost()
             raise
@@ -96,7 +98,17 @@ class Connection:
         now = time.monotonic_ns()
         view = self._admitted_model(core, name, now)
         try:
-            return core.submit_body(view, body, codec, _deadline_ns(deadline, view.status, now), now, pause)
+            return core.submit_body(view, body, codec, _deadline_ns(deadline, view.status.timeout_s, now), now, pause)
+        except ValueError:
+            self._raise_if_lost()
+            raise
+
+    def prepare_stream(self, name: str, inputs: Mapping[str, Array], deadline: float | None) -> tuple[Task, bytes]:
+        core = self._core()
+        now = time.monotonic_ns()
+        view = self._admitted_model(core, name, now)
+        try:
+            return core.submit_stream(view, inputs, _deadline_ns(deadline, view.status.stream_timeout_s, now), now)
         except ValueError:
             self._raise_if_lost()
             raise
@@ -218,6 +230,9 @@ class Connection:
         arena = self._arena = Arena.create(welcome.slots)
         self.reply, self._reply_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reply_write, False)
+        # Room for many streams' pieces between two looks; if the system has no more to give, workers wait sooner.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._reply_write, fcntl.F_SETPIPE_SZ, REPLY_PIPE_BYTES)
         fds = [os.dup(arena.fd)]
         try:
             fds.append(control.reopen(self._reply_write, os.O_WRONLY | os.O_NONBLOCK))
@@ -311,5 +326,5 @@ class Connection:
             os.close(fd)
 
 
-def _deadline_ns(deadline: float | None, status: ModelStatus, now_ns: int) -> int:
-    return now_ns + int(status.timeout_s * 1e9) if deadline is None else int(min(max(deadline, 0.0), FOREVER_S) * 1e9)
+def _deadline_ns(deadline: float | None, timeout_s: float, now_ns: int) -> int:
+    return now_ns + int(timeout_s * 1e9) if deadline is None else int(min(max(deadline, 0.0), FOREVER_S) * 1e9)

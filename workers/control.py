@@ -130,8 +130,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """Worker to pool: the model has loaded and is warm. `predicts`, `streams`: what it can be asked for."""
+
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    predicts: bool
+    streams: bool
 
 
 @dataclass(frozen=True, slots=True)

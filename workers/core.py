@@ -1,8 +1,8 @@
-"""The client's side of the protocol, without I/O: records out, frames in, completions for whoever waits.
+"""The client's side of the protocol, without I/O: records out, frames in, completions and pieces for whoever waits.
 
 Owns the slots of one arena and the tasks that hold them. A driver (threads: `workers.client`; gevent:
 `service.hub`) writes the records it is handed to the queue, feeds in what it reads from the reply pipe, and wakes
-the waiters of the tasks that come back settled.
+the waiters of the tasks that come back settled, or with new pieces.
 
 A slot goes back to the free ones only on its task's final frame, whoever has stopped waiting before: the worker
 may still be writing. Methods may run in several threads at once, except that one thread at a time feeds frames.
@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from workers.arena import OVERFLOW, Arena, NotEnoughMemory, Spill, copy_in, copy_out, no_pause, reserve
+from workers.arena import CHANGED, OVERFLOW, Arena, NotEnoughMemory, Spill, copy_in, copy_out, no_pause, reserve
 from workers.codecs import CODECS
 from workers.errors import (
     Cancelled,
@@ -40,12 +40,17 @@ from workers.modelview import ModelView
 from workers.records import (
     CANCEL,
     CONTROL,
+    CREDIT,
     ERROR_ROOM,
     INPUT,
     OUTPUT,
+    PIECE,
+    PIECE_COST,
+    PIECE_PART,
     RECORD,
     SLOT_HEADER,
     STATE,
+    WINDOW,
     FrameReader,
     SlotState,
 )
@@ -69,22 +74,34 @@ _TEXTS: dict[int, tuple[type[PoolError], str]] = {
 
 class Task:
     """One unit of work and the slot it holds. `outcome` is the slot's final state once it is known, `error` why
-    nobody waits for it any more, or how it failed; each of `wakes` is called when either is there."""
+    nobody waits for it any more, or how it failed; each of `wakes` is called when either is there.
+
+    `pieces`: of a stream, what has come and was not taken yet; None for any other task. `wakes` are called for new
+    ones too, and so is `heard`. `consumed`: what the pieces that were taken cost."""
 
     __slots__ = (
         "base",
         "cls",
         "codec",
+        "consumed",
         "deadline_ns",
         "error",
+        "heard",
         "index",
         "model",
         "outcome",
+        "parts",
+        "pieces",
         "seq",
         "slot",
         "spill",
+        "turn",
         "wakes",
     )
+    heard: Callable[[], None] | None
+    consumed: int
+    parts: list[bytes]  # of a piece that is still coming
+    turn: int  # of `receive`, when something last came
 
     def __init__(
         self, model: ModelView, slot: int, cls: int, index: int, base: int, seq: int, deadline_ns: int, codec: int
@@ -101,6 +118,7 @@ class Task:
         self.error: PoolError | None = None
         self.spill: Spill | None = None
         self.wakes: list[Callable[[], object]] = []
+        self.pieces: deque[bytes] | None = None
 
 
 class ClientCore:
@@ -123,6 +141,8 @@ class ClientCore:
         self._frames = FrameReader()
         self._seqs = itertools.count(1)
         self._spills = itertools.count(1)
+        self._changes = itertools.count(1)
+        self._turn = 0
         self._open: dict[int, Task] = {}
         self._tasks: dict[int, Task] = {}
         self._settled: dict[int, Task] = {}
@@ -160,6 +180,25 @@ class ClientCore:
         row_room = model.row_room
         room = layout.size if row_room is None else 256 + row_room * layout.rows
         task = self._lease(model, layout.size, room, deadline_ns, 0)
+        self._write_inputs(task, layout, inputs)
+        return task, self._record(task, now_ns, layout.rows)
+
+    def submit_stream(
+        self, model: ModelView, inputs: Mapping[str, Array], deadline_ns: int, now_ns: int
+    ) -> tuple[Task, bytes]:
+        """As `submit`, for a task of one row that is answered by pieces."""
+        layout = model.stream_checks.layout(inputs)
+        task = self._lease(model, layout.size, 0, deadline_ns, 0)
+        self._write_inputs(task, layout, inputs)
+        task.pieces = deque()
+        task.parts = []
+        task.consumed = task.turn = 0
+        task.heard = None
+        self.arena.words[(task.base >> 3) + CREDIT] = WINDOW
+        return task, self._record(task, now_ns, 1, 1)
+
+    def _write_inputs(self, task: Task, layout: Layout, inputs: Mapping[str, Array]) -> None:
+        """If that fails, the slot is free again."""
         arena = self.arena
         try:
             if task.spill is None:
@@ -176,7 +215,6 @@ class ClientCore:
         except BaseException:
             self._give_back(task)
             raise
-        return task, self._record(task, now_ns, layout.rows)
 
     def submit_body(
         self,
@@ -268,31 +306,53 @@ class ClientCore:
         for name, view in layout.views(spill.map, 0).items():
             view[...] = inputs[name]
 
-    def _record(self, task: Task, now_ns: int, rows: int) -> bytes:
+    def _record(self, task: Task, now_ns: int, rows: int, stream: int = 0) -> bytes:
         seq = task.seq
         self.arena.words[task.base >> 3] = seq << 8 | _QUEUED
         self._tasks[seq] = task
         self._open[seq] = task
         spill = 0 if task.spill is None else task.spill.id
-        return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec, rows)
+        return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec, rows, stream)
 
     # What comes back.
 
     def receive(self, data: bytes) -> list[Task]:
-        """The tasks that somebody waited for and that the frames in `data` settle. Unknown frames are no-ops, and one
-        that cannot be heeded (`trouble`) keeps nobody from hearing of the others."""
-        settled: list[Task] = []
-        for word, slot in self._frames.feed(data):
-            task = self._tasks.get(word >> 8)
+        """The tasks that somebody waited for and that the frames in `data` settle, and the streams to which they bring
+        pieces, each once. Unknown frames are no-ops, and one that cannot be heeded (`trouble`) keeps nobody from
+        hearing of the others."""
+        heard: list[Task] = []
+        self._turn += 1
+        tasks = self._tasks
+        for word, slot, payload in self._frames.feed(data):
+            task = tasks.get(word >> 8)
             if task is not None and task.slot == slot:
+                kind = word & 0xFF
                 try:
-                    self._finish(task, word & 0xFF, settled)
+                    if kind >= PIECE:
+                        self._add_piece(task, kind, payload, heard)
+                    else:
+                        self._finish(task, kind, heard)
                 except Exception as error:
                     self.trouble = error
         if self.arena.words[OVERFLOW]:
             self.arena.words[OVERFLOW] = 0
-            settled += self._scan()
-        return settled
+            heard += self._scan()
+        return heard
+
+    def _add_piece(self, task: Task, kind: int, payload: bytes, heard: list[Task]) -> None:
+        pieces = task.pieces
+        if pieces is None or task.error is not None:
+            return
+        if kind == PIECE_PART:
+            task.parts.append(payload)
+            return
+        if task.parts:
+            payload = b"".join([*task.parts, payload])
+            task.parts.clear()
+        pieces.append(payload)
+        if task.turn != self._turn:
+            task.turn = self._turn
+            heard.append(task)
 
     def _scan(self) -> list[Task]:
         """A frame was lost on a full pipe: look at the slots themselves."""
@@ -340,7 +400,8 @@ class ClientCore:
         # In this order: who sees the outcome may release it at once.
         self._settled[seq] = task
         task.outcome = outcome
-        settled.append(task)
+        if task.pieces is None or task.turn != self._turn:
+            settled.append(task)
 
     def expire(self, now_ns: int) -> list[Task]:
         """The tasks whose deadline has passed; their slots stay leased until the final frame."""
@@ -359,17 +420,32 @@ class ClientCore:
         seq = task.seq
         if self._open.pop(seq, None) is None:
             return False
-        task.model.abandoned.add(seq)
+        if task.pieces is None or not task.turn:  # a stream that has begun is in no queue any more
+            task.model.abandoned.add(seq)
         if seq not in self._tasks:
             # The thread that was heeding its final frame may have looked there before.
             task.model.abandoned.discard(seq)
         task.error = error
         try:
             self.arena.words[(task.base >> 3) + CONTROL] = seq << 8 | CANCEL
+            if task.pieces is not None:
+                self.arena.words[CHANGED] = next(self._changes)
         except ValueError:
             if self.arena.fd >= 0:
                 raise
         return True
+
+    def grant(self, task: Task) -> None:
+        """The pieces of a stream that were taken so far are consumed: it may send as much again. Late, this changes
+        nothing: whoever has the slot then may have that much as well."""
+        if task.outcome or task.error:
+            return
+        try:
+            self.arena.words[(task.base >> 3) + CREDIT] = WINDOW + task.consumed
+            self.arena.words[CHANGED] = next(self._changes)
+        except ValueError:
+            if self.arena.fd >= 0:
+                raise
 
     @property
     def leased(self) -> int:
@@ -411,6 +487,29 @@ class ClientCore:
         except ValueError:
             self._raise_failure(task)
             raise
+
+    def failure(self, task: Task) -> PoolError | None:
+        """How a stream that is settled or given up was cut short; None if it was not. Before the release."""
+        if task.outcome == _DONE:
+            return None
+        try:
+            self._raise_failure(task)
+        except PoolError as error:
+            return error
+        except ValueError:
+            # Another thread may have closed the arena just now.
+            return PoolLost("the pool is gone")
+        return None
+
+    def take(self, task: Task) -> list[bytes]:
+        """The pieces of a stream that have come, to be consumed by whoever calls, one at a time."""
+        come = task.pieces
+        pieces = []
+        while come:
+            piece = come.popleft()
+            task.consumed += len(piece) + PIECE_COST
+            pieces.append(piece)
+        return pieces
 
     def release(self, task: Task) -> None:
         """The answer has been taken, or is not wanted: the slot is free again. A no-op for a task that is not settled

@@ -2,7 +2,9 @@
 
 The worker reads records from the queue with `readv` straight into its inbox, so at whatever instant it dies the
 pool finds them: an entry is there from the moment it left the queue until its task has been answered and the
-entry is cleared. The board is the replicas' common page: until when each of them goes before the others.
+entry is cleared. Records are read into its front; that of a stream is moved on to a place of its own, and stays
+there until the stream has ended. The board is the replicas' common page: until when each of them goes before the
+others.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from workers.arena import reserve
 from workers.records import QUEUED_WORD, RECORD_SIZE, RECORD_WORDS, ROWS_WORD, Record
 
 # Words of the inbox header, written by the worker, read by the pool: since when it runs one batch (0 when it does
-# not), tasks finished, and how often it has taken records.
-BUSY_SINCE, FINISHED, TURNS = 0, 1, 2
+# not), tasks finished, how often it has taken records or looked after its streams, and how many of those it has.
+BUSY_SINCE, FINISHED, TURNS, LIVE = 0, 1, 2, 3
+_FRONT = 4  # how many entries are read into; the pool's
 ENTRIES = 64
 
 
 class Inbox:
-    """`capacity` entries of one record each; an entry is empty when its first word, the arena, is 0."""
+    """`capacity` entries of one record each; an entry is empty when its first word, the arena, is 0. The first `front`
+    are read into, the others are the places of streams."""
 
-    __slots__ = ("capacity", "entries", "fd", "map", "view", "words")
+    __slots__ = ("capacity", "entries", "fd", "front", "map", "view", "words")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -31,18 +35,31 @@ class Inbox:
         self.map = mmap.mmap(fd, size)
         self.view = memoryview(self.map)
         self.words = self.view.cast("Q")
+        self.front = self.words[_FRONT]
         self.entries = self.view[ENTRIES:]
 
     @classmethod
-    def create(cls, capacity: int) -> Inbox:
-        return cls(reserve("headrace-inbox", ENTRIES + capacity * RECORD_SIZE))
+    def create(cls, front: int, places: int = 0) -> Inbox:
+        inbox = cls(reserve("headrace-inbox", ENTRIES + (front + places) * RECORD_SIZE))
+        inbox.front = inbox.words[_FRONT] = front
+        return inbox
+
+    def move(self, entry: int, place: int) -> None:
+        """Put a record where it can stay. For a moment it is in both, but in none at no moment."""
+        source, target = entry * RECORD_SIZE, place * RECORD_SIZE
+        self.entries[target + 8 : target + RECORD_SIZE] = self.entries[source + 8 : source + RECORD_SIZE]
+        # The word that makes it an entry comes last.
+        first = ENTRIES // 8
+        self.words[first + place * RECORD_WORDS] = self.words[first + entry * RECORD_WORDS]
+        self.clear(entry)
 
     def clear(self, entry: int) -> None:
         self.words[ENTRIES // 8 + entry * RECORD_WORDS] = 0
 
     @property
     def occupied(self) -> bool:
-        return any(self.words[ENTRIES // 8 :: RECORD_WORDS])
+        first = ENTRIES // 8
+        return self.words[LIVE] > 0 or any(self.words[first : first + self.front * RECORD_WORDS : RECORD_WORDS])
 
     def queued_ns(self, entry: int) -> int:
         return self.words[ENTRIES // 8 + entry * RECORD_WORDS + QUEUED_WORD]
@@ -53,9 +70,11 @@ class Inbox:
         return sum([word & 0xFFFFFFFF for word in self.words[at : at + count * RECORD_WORDS : RECORD_WORDS]])
 
     def held(self) -> list[Record]:
-        """Every record in it, in the order of taking."""
-        records = [Record.unpack(self.entries, i * RECORD_SIZE) for i in range(self.capacity)]
-        return [record for record in records if record.arena]
+        """Every record in it, once, in the order of taking but for those of streams, which come last."""
+        first = ENTRIES // 8
+        found = [i for i, arena in enumerate(self.words[first::RECORD_WORDS]) if arena]
+        records = [Record.unpack(self.entries, i * RECORD_SIZE) for i in found]
+        return list({(record.arena, record.seq): record for record in records}.values())
 
     def close(self) -> None:
         os.close(self.fd)

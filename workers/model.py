@@ -12,6 +12,18 @@ shared memory, valid during the call.
         def load(self) -> None: ...
         def predict(self, batch): return {"scores": batch["features"] @ self.weight.T + self.bias}
 
+A model may stream instead of that, or besides: it is given the named arrays of one row, without the batch axis,
+read-only and valid until the stream has ended, and answers by pieces, each `bytes`, or `str` to be sent as UTF-8; an
+empty one is not sent. Either by an iterator, which runs in a thread of its own:
+
+    def stream(self, request): yield from ("one ", "by ", "one")
+
+or by steps, each of which advances all live streams together, so that they share its work whenever they began:
+
+    def start(self, request): return State(...)
+    def step(self, states): return [...]    # for each state a piece, `Last(piece)`, None at the end, or an exception
+    def stop(self, state): ...              # optional: the stream has left, however it ended
+
 Two more methods go together and are optional. `weights()` yields (name, array) pairs; it runs in one process
 only, the arrays are put into shared memory once, and every replica gets the same read-only pages by
 `attach(arrays)`, before its `load()`.
@@ -20,12 +32,14 @@ only, the arrays are put into shared memory once, and every replica gets the sam
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from workers.errors import ModelFailed
 
 Array = NDArray[Any]
 
@@ -66,6 +80,8 @@ class TensorSpec:
 
 
 class Model(Protocol):
+    """What every model has. Besides, it predicts, or streams in one of the two ways, or both."""
+
     @property
     def inputs(self) -> Sequence[TensorSpec]: ...
 
@@ -73,13 +89,66 @@ class Model(Protocol):
     def outputs(self) -> Sequence[TensorSpec]: ...
 
     def load(self) -> None:
-        """Make ready to predict. Raise `Refused` to be listed as refusing; any other error is a failed start."""
+        """Make ready to work. Raise `Refused` to be listed as refusing; any other error is a failed start."""
 
+
+@runtime_checkable
+class Predicts(Protocol):
     def predict(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
         """Arrays of shape (rows, *spec.shape) in, arrays with the same number of rows out.
 
         An exception fails the task with `MODEL_FAILED` and its text; `InvalidInput` and `Refused` keep theirs.
         """
+
+
+Piece = str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """What a step answers for a stream that ends with this piece."""
+
+    piece: Piece
+
+
+def to_bytes(piece: object) -> bytes:
+    """A piece as it is sent; `ModelFailed` if it is none."""
+    if isinstance(piece, bytes):
+        return piece
+    if not isinstance(piece, str):
+        raise ModelFailed(f"a piece is a {type(piece).__name__}, not str or bytes")
+    try:
+        return piece.encode()
+    except UnicodeEncodeError as error:
+        raise ModelFailed(f"a piece is no text: {error}") from None
+
+
+@runtime_checkable
+class Iterates(Protocol):
+    def stream(self, request: Mapping[str, Array]) -> Iterator[Piece]:
+        """The pieces of one stream. Runs in a thread of its own beside those of other streams, and of `predict`. It
+        waits between two pieces while its reader is behind, and is closed there when nobody wants it any more.
+
+        An exception ends the stream with `MODEL_FAILED` and its text; `InvalidInput` and `Refused` keep theirs.
+        """
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """May have `stop(state)` too. Nothing of it runs in two threads, or beside `predict`, at once."""
+
+    def start(self, request: Mapping[str, Array]) -> Any:
+        """The state of a new stream, whatever that is."""
+
+    def step(self, states: Sequence[Any]) -> Sequence[Piece | Last | Exception | None]:
+        """Advance the streams of `states`; in the same order for each a piece, which may be empty, `Last(piece)`, None
+        if it has ended, or an exception that ends it alone. If it raises, all of them end with `MODEL_FAILED`."""
+
+
+@runtime_checkable
+class Stops(Protocol):
+    def stop(self, state: Any) -> None:
+        """The stream has left: ended, failed, cancelled, expired. Once for each `start`."""
 
 
 @runtime_checkable

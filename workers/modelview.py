@@ -16,7 +16,17 @@ KEPT = 64
 class ModelView:
     """The pool's last word of a model, and what follows from its specs. `private`: slots kept apart for it, by size."""
 
-    __slots__ = ("_fresh_until_ns", "_room", "abandoned", "checks", "closed", "private", "row_room", "status")
+    __slots__ = (
+        "_fresh_until_ns",
+        "_room",
+        "abandoned",
+        "checks",
+        "closed",
+        "private",
+        "row_room",
+        "status",
+        "stream_checks",
+    )
 
     def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
         self.private = private
@@ -27,7 +37,11 @@ class ModelView:
         self.status = status
         self.closed = _closed(status)
         self.look_again()
-        self.checks = InputChecks(status.inputs, status.max_batch)
+        name = status.name
+        self.checks = InputChecks(
+            status.inputs, status.max_batch, "" if status.predicts else f"model {name!r} does not predict, it streams"
+        )
+        self.stream_checks = InputChecks(status.inputs, 1, "" if status.streams else f"model {name!r} does not stream")
         # Bytes of one row of outputs; where a length is open, as much as the inputs take is tried first.
         self.row_room: int | None = 0
         for spec in status.outputs:

@@ -109,17 +109,21 @@ class Outcomes:
             self.fail(task, Overloaded(f"the answer cannot be stored: {error}"))
             return
         spill.close()
-        self._let_go(task)
+        self.let_go(task)
 
     def fail(self, task: HeldTask, error: PoolError) -> None:
+        self.write_failure(task, error)
+        self.finish([task], _FAILED)
+        self._inbox.words[FINISHED] += 1
+
+    def write_failure(self, task: HeldTask, error: PoolError) -> None:
+        """What a failed outcome refers to, into the slot."""
         text = (str(error) or error.code).encode("utf-8", "replace")[: ERROR_ROOM // 2].decode("utf-8", "ignore")
         block = f"{code_of(error)}\n{text}".encode()
         arena = task.client.arena
         start = task.base + task.at
         arena.view[start : start + len(block)] = block
         arena.words[(task.base >> 3) + OUTPUT] = task.at << 32 | len(block)
-        self.finish([task], _FAILED)
-        self._inbox.words[FINISHED] += 1
 
     def finish(self, part: list[HeldTask], outcome: int) -> None:
         """Outcome into the slots, then the frames, then the entries are cleared. All tasks of one client."""
@@ -130,9 +134,10 @@ class Outcomes:
             client.frames.append(FRAME.pack(word, task.slot))
         client.flush()
         for task in part:
-            self._let_go(task)
+            self.let_go(task)
 
-    def _let_go(self, task: HeldTask) -> None:
+    def let_go(self, task: HeldTask) -> None:
+        """The client has heard, or will from its pipe."""
         self._inbox.clear(task.entry)
         task.arrays = None
         if task.spill is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import selectors
@@ -16,6 +17,7 @@ import signal
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from workers.arena import CLOSED, Arena
 from workers.config import PoolConfig
 from workers.errors import PoolError
 from workers.guardian import Guardian
-from workers.records import FRAME, STATE, Record, SlotState
+from workers.records import FRAME, FRAMES_PER_WRITE, STATE, Record, SlotState
 from workers.replica import Replica
 from workers.served import Served
 from workers.status import ModelStatus
@@ -49,6 +51,7 @@ class Client:
         self.reply = -1
         self.spills: dict[int, int] = {}
         self.queues_closed = False
+        self._endings: deque[bytes] = deque()
 
     def register(self, fds: list[int]) -> None:
         """Take the arena and the reply pipe's write end from `fds`."""
@@ -62,6 +65,24 @@ class Client:
         """A final frame, written by the pool for a worker that cannot."""
         if self.arena is not None:
             self.arena.announce(self.reply, FRAME.pack(word, slot))
+
+    def end_stream(self, slot: int, word: int) -> None:
+        """As `announce`, but for a stream, whose slot does not tell how it ended: this frame must not get lost."""
+        if self.arena is not None:
+            self._endings.append(FRAME.pack(word, slot))
+
+    def flush(self) -> None:
+        self.link.flush()
+        while self._endings:
+            frames = list(itertools.islice(self._endings, FRAMES_PER_WRITE))
+            try:
+                os.write(self.reply, b"".join(frames))
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                pass  # it is gone, and its link says so
+            for _ in frames:
+                self._endings.popleft()
 
     def close(self) -> None:
         self.link.close()
@@ -132,7 +153,7 @@ class Pool:
         self._guardian.watch_over()
         self._tell()
         for client in list(self._clients.values()):
-            client.link.flush()
+            client.flush()
             if client.link.stuck:
                 log.warning("a client does not read what it is told, and is dropped")
                 self._drop(client)
@@ -175,6 +196,13 @@ class Pool:
         client = self._clients.get(record.arena)
         if client is not None:
             client.announce(record.slot, word)
+
+    def end_stream(self, record: Record, outcome: SlotState) -> None:
+        """Of a worker that has died. Whether the client has had the end from it already, and given the slot to another
+        task, is not known: the frame is for this one only, and the slot is left alone."""
+        client = self._clients.get(record.arena)
+        if client is not None:
+            client.end_stream(record.slot, record.seq << 8 | outcome)
 
     def hand_arena(self, replica: Replica, memory_id: int) -> None:
         """Answer a worker that met an arena, or a spill, for the first time."""
@@ -338,7 +366,7 @@ class Pool:
         for served in self._served.values():
             served.end()
         for client in self._clients.values():
-            client.link.flush()
+            client.flush()
             client.close()
         Path(self._socket_path).unlink(missing_ok=True)
         self._selector.close()

@@ -49,7 +49,7 @@ class Replica:
         """(arena, slot, seq) of outputs sent on in a memory file: their tasks are answered."""
         with contextlib.ExitStack() as undo:
             # Descriptors, memory or processes may run out half-way.
-            self.inbox = Inbox.create(config.max_batch)
+            self.inbox = Inbox.create(config.max_batch, config.max_streams)
             undo.callback(self.inbox.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.link = control.Link(ours)

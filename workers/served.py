@@ -2,8 +2,8 @@
 
 The rules of death: a worker that has ended is reaped, then its inbox is gone through. A task that has its outcome
 is announced again; one that was running is put back once, charged, and runs alone next time; one that had not
-begun is put back as it was. The first restart is at once; only deaths before the warm-up, or without one finished
-task, make the next start wait.
+begun is put back as it was. A stream whose first piece has gone out is never run again. The first restart is at
+once; only deaths before the warm-up, or without one finished task, make the next start wait.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Surroundings(Protocol):
     def unwatch(self, fd: int | socket.socket) -> None: ...
     def settle(self, record: Record, outcome: SlotState) -> None: ...
     def announce(self, record: Record, word: int) -> None: ...
+    def end_stream(self, record: Record, outcome: SlotState) -> None: ...
     def arena_of(self, record: Record) -> Arena | None: ...
     def hand_arena(self, replica: Replica, memory_id: int) -> None: ...
     def forward_spill(self, message: control.Spilled, fd: int) -> None: ...
@@ -89,6 +90,7 @@ class Served:
         self._reason = ""
         self._restarts = 0
         self._draining = False
+        self._ending = False
         self._backlog: deque[Record] = deque()
         self._unanswered: list[tuple[Replica, int]] = []
         self._last_tick = time.monotonic()
@@ -146,6 +148,9 @@ class Served:
             self._max_queue,
             specs.inputs if specs is not None else (),
             specs.outputs if specs is not None else (),
+            specs is None or specs.predicts,
+            specs is not None and specs.streams,
+            self.config.stream_timeout_s,
         )
 
     def writer(self) -> int:
@@ -327,6 +332,9 @@ class Served:
         state = word & 0xFF
         if word >> 8 != record.seq:
             return
+        if state == SlotState.STREAMING:
+            self._around.end_stream(record, SlotState.DRAINING if self._ending else SlotState.WORKER_DIED)
+            return
         if state == SlotState.SPILLED:
             if (record.arena, record.slot, record.seq) in replica.forwarded:
                 return
@@ -416,7 +424,7 @@ class Served:
 
     def end(self) -> None:
         """End every replica, now; what they held, and what is queued, is answered."""
-        self._draining = True
+        self._draining = self._ending = True
         if self._write >= 0:
             os.close(self._write)
             self._write = -1

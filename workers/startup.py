@@ -22,7 +22,7 @@ from workers import control, weights
 from workers.errors import Refused, code_of
 from workers.inbox import Board, Inbox
 from workers.log import start as start_log
-from workers.model import Array, Model, SharesWeights, resolve
+from workers.model import Array, Iterates, Last, Model, Predicts, SharesWeights, Steps, Stops, resolve, to_bytes
 from workers.tensors import check_outputs
 from workers.worker import Worker
 
@@ -60,7 +60,8 @@ def main(assignment: Assignment) -> None:
     # What loading has left is there to stay: no collection during a task need look at it.
     gc.collect()
     gc.freeze()
-    control.send(link, control.Loaded(tuple(model.inputs), tuple(model.outputs)))
+    predicts, streams = isinstance(model, Predicts), isinstance(model, Steps | Iterates)
+    control.send(link, control.Loaded(tuple(model.inputs), tuple(model.outputs), predicts, streams))
     Worker(
         model,
         queue,
@@ -113,11 +114,42 @@ def _make_model(assignment: Assignment, link: socket.socket) -> Model | None:
 
 
 def warm_up(model: Model) -> None:
-    """Run one row of zeros through the model and hold the answer against its declaration."""
+    """Run one row of zeros through the model: a prediction, held against its declaration, or a stream up to its first
+    piece."""
     batch: dict[str, Array] = {spec.name: spec.zeros(1) for spec in model.inputs}
     for array in batch.values():
         array.flags.writeable = False
-    check_outputs(tuple(model.outputs), model.predict(batch), 1)
+    if isinstance(model, Predicts):
+        check_outputs(tuple(model.outputs), model.predict(batch), 1)
+        return
+    request = {name: rows[0, ...] for name, rows in batch.items()}
+    if isinstance(model, Steps):
+        _warm_up_steps(model, request)
+    elif isinstance(model, Iterates):
+        iterator = iter(model.stream(request))
+        try:
+            any(map(to_bytes, iterator))
+        finally:
+            if hasattr(iterator, "close"):
+                iterator.close()
+    else:
+        raise TypeError("the model has neither `predict` nor `stream` nor `start` and `step`")
+
+
+def _warm_up_steps(model: Steps, request: Mapping[str, Array]) -> None:
+    state = model.start(request)
+    try:
+        answer: object = ""
+        while answer in ("", b""):
+            (answer,) = model.step((state,))
+            if isinstance(answer, Exception):
+                raise answer
+            if answer is None:
+                return
+            to_bytes(answer.piece if isinstance(answer, Last) else answer)
+    finally:
+        if isinstance(model, Stops):
+            model.stop(state)
 
 
 def _shared_weights(model: SharesWeights, link: socket.socket) -> dict[str, Array]:

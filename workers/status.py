@@ -20,7 +20,7 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
     """One model as of the pool's last word. `code` is the code name of a refusal, else empty; `restarts` counts
-    replicas that died; times are in seconds."""
+    replicas that died; times are in seconds. `predicts`, `streams`: what it can be asked for, once it has loaded."""
 
     name: str
     state: State
@@ -34,3 +34,6 @@ class ModelStatus:
     max_queue: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    predicts: bool = True
+    streams: bool = False
+    stream_timeout_s: float = 3600.0

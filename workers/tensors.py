@@ -110,11 +110,13 @@ class Layouts:
 
 
 class InputChecks:
-    """A model's declared inputs, held against what callers send; a signature that passed once passes again."""
+    """A model's declared inputs, held against what callers send; a signature that passed once passes again.
+    `refusal`: why nothing passes, whatever it is."""
 
-    __slots__ = ("_max_rows", "_passed", "_specs")
+    __slots__ = ("_max_rows", "_passed", "_refusal", "_specs")
 
-    def __init__(self, specs: Sequence[TensorSpec], max_rows: int) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], max_rows: int, refusal: str = "") -> None:
+        self._refusal = refusal
         self._specs = specs
         self._max_rows = max_rows
         self._passed: dict[Signature, Layout] = {}
@@ -130,11 +132,14 @@ class InputChecks:
         return layout
 
     def _check(self, sig: Signature) -> None:
+        if self._refusal:
+            raise InvalidInput(self._refusal)
         given = {name: (dtype, shape) for name, dtype, shape in sig}
         wanted = [s.name for s in self._specs]
         for name in given:
             if name not in wanted:
-                raise InvalidInput(f"there is no input {name!r}; the inputs are {', '.join(map(repr, wanted))}")
+                inputs = f"the inputs are {', '.join(map(repr, wanted))}" if wanted else "the model takes none"
+                raise InvalidInput(f"there is no input {name!r}; {inputs}")
         rows: int | None = None
         for spec in self._specs:
             if spec.name not in given:

@@ -1,6 +1,7 @@
 """A compute process: one model, loaded once, that takes records from its queue until the queue ends.
 
 take → open → plan → run → finish: `Worker.serve` is that circle, and the way of a task ends in `workers.outcomes`.
+A stream leaves it after `open`, for `workers.streams`; those that are live get a turn each time round.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from workers.batching import gather_until, plan
 from workers.codecs import BY_WIRE_ID
 from workers.errors import InvalidInput, InvalidOutput, ModelFailed, Overloaded, PoolError, Refused
 from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
-from workers.model import Model
+from workers.model import Iterates, Model, Predicts, Steps
 from workers.outcomes import Outcomes
 from workers.records import INPUT, RECORD, RECORD_SIZE, SLOT_HEADER, SlotState
+from workers.streams import Streams
 from workers.tasks import ClientView, HeldTask, gather_inputs, parts_of
 from workers.tensors import Layouts, OutputChecks, align, signature
 
@@ -40,7 +42,11 @@ _QUEUED, _RUNNING, _DONE, _CANCELLED, _EXPIRED = (
 
 
 class Drained(Exception):
-    """Nothing more will come: the queue has no writer any more, or the pool is gone."""
+    """Nothing more will come: the queue has no writer any more."""
+
+
+class PoolGone(Exception):
+    """Nobody is there to work for."""
 
 
 class Crippled(Exception):
@@ -62,21 +68,26 @@ class Worker:
         spill_limit: int,
     ) -> None:
         self._model = model
+        self._predicts = model if isinstance(model, Predicts) else None
         self._checks = OutputChecks(tuple(model.outputs))
         self._queue = queue
         self._inbox = inbox
         self._board = board
         self._link = link
         self._index = index
-        self._max_batch = inbox.capacity
-        # What is free of the inbox behind n records.
-        self._room = [inbox.entries[n * RECORD_SIZE :] for n in range(inbox.capacity)]
+        self._max_batch = inbox.front
+        # What is free of the inbox's front behind n records.
+        front = inbox.entries[: inbox.front * RECORD_SIZE]
+        self._room = [front[n * RECORD_SIZE :] for n in range(inbox.front)]
         self._max_delay_ns = max_delay_ns
         self._clients: dict[int, ClientView] = {}
         self._dropped: list[int] = []
         self._warm_until = 0
         self._layouts = Layouts()
         self._outcomes = Outcomes(model, inbox, link, self._layouts, spill_limit)
+        self._streams: Streams | None = None
+        if isinstance(model, Steps | Iterates):
+            self._streams = Streams(model, inbox, self._outcomes, self._as_pool_error)
         self._next_look = 0
         self._either = select.poll()
         self._either.register(queue, select.POLLIN)
@@ -87,6 +98,8 @@ class Worker:
     def serve(self) -> None:
         """Work until drained."""
         try:
+            if self._streams is not None:
+                self._serve_with(self._streams)
             while True:
                 held = self._gather() if self._max_delay_ns else self._read(0)
                 if held:
@@ -94,16 +107,61 @@ class Worker:
                 if held < self._max_batch:
                     # The queue is as good as empty: no need to find that out by a read that fails.
                     self._wait()
-        except Drained:
+        except (Drained, PoolGone):
             pass
+
+    def _serve_with(self, streams: Streams) -> None:
+        """As `serve`: what is queued is taken between two turns of the streams, of which none is waited for."""
+        ends = {True: select.poll(), False: select.poll()}  # with the queue among them, or without
+        ends[True].register(self._queue, select.POLLIN)
+        for poll in ends.values():
+            poll.register(self._link, select.POLLIN)
+            if streams.threads is not None:
+                poll.register(streams.threads.wake_fd, select.POLLIN)
+        words = self._inbox.words
+        ended = False
+        while not (ended and streams.none):
+            held = 0
+            try:
+                while not ended and streams.free:
+                    held = self._take(streams)
+                    if held:
+                        self._work(held)
+                    if held < self._max_batch or self._predicts is not None:
+                        break
+            except Drained:
+                ended = True
+            streams.turn(time.monotonic_ns())
+            words[BUSY_SINCE] = streams.late_since_ns
+            words[TURNS] += 1
+            taking = not ended and streams.free > 0
+            at_once = (taking and held == self._max_batch) or (ended and streams.none)
+            wait_ms = 0 if at_once else streams.wait_ms()
+            for fd, _ in ends[taking].poll(wait_ms):
+                if streams.threads is not None and fd == streams.threads.wake_fd:
+                    streams.threads.woken()
+                elif fd != self._queue:
+                    self._look(0)
+            self._close_dropped()
+        raise Drained
+
+    def _take(self, streams: Streams) -> int:
+        if self._max_delay_ns and streams.none:
+            return self._gather()
+        if streams.free >= self._max_batch:
+            return self._read(0)
+        return self._read_into(self._room[0][: streams.free * RECORD_SIZE], 0)
 
     # Taking.
 
     def _read(self, held: int) -> int:
         """Read behind the `held` records in the inbox; how many came, 0 if none are waiting, -1 if the queue has
         ended and there are some to work on first."""
+        return self._read_into(self._room[held], held)
+
+    def _read_into(self, room: memoryview, held: int) -> int:
         try:
-            size = os.readv(self._queue, (self._room[held],))
+            size = os.readv(self._queue, (room,))
         except BlockingIOError:
             return 0
         if size == 0:
@@ -173,7 +231,7 @@ class Worker:
     def _hear(self) -> tuple[control.Message, list[int]]:
         heard = control.receive(self._link)
         if heard is None:
-            raise Drained
+            raise PoolGone
         return heard
 
     def _heed(self, heard: tuple[control.Message, list[int]]) -> None:
@@ -185,10 +243,18 @@ class Worker:
 
     def _close_dropped(self) -> None:
         """Between two turns: within one, tasks of a client that has gone may be among those that are open."""
-        while self._dropped:
-            client = self._clients.pop(self._dropped.pop(), None)
-            if client is not None:
-                client.close()
+        if not self._dropped:
+            return
+        dropped, self._dropped = self._dropped, []
+        for arena_id in dropped:
+            client = self._clients.get(arena_id)
+            if client is None:
+                continue
+            if self._streams is not None and not self._streams.drop(client):
+                self._dropped.append(arena_id)  # a model is still looking at its memory
+                continue
+            del self._clients[arena_id]
+            client.close()
 
     # Opening.
 
@@ -213,7 +279,7 @@ class Worker:
 
     def _open(self, entry: int, now: int) -> HeldTask | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
-        arena_id, seq, deadline, _, spill, slot, charges, codec, _ = RECORD.unpack_from(
+        arena_id, seq, deadline, _, spill, slot, charges, codec, _, stream = RECORD.unpack_from(
             self._inbox.entries, entry * RECORD_SIZE
         )
         client = self._clients.get(arena_id) or self._pull(arena_id)
@@ -246,7 +312,18 @@ class Worker:
             log.error("the inputs of a task cannot be read", exc_info=error)
             self._outcomes.fail(task, ModelFailed(f"the inputs cannot be read: {error}"))
             return None
+        if stream or self._predicts is None:
+            self._begin(task, stream)
+            return None
         return task
+
+    def _begin(self, task: HeldTask, stream: int) -> None:
+        """A stream, if it is one and the model does that."""
+        if stream and self._streams is not None:
+            self._streams.admit(task)
+        else:
+            what = "stream" if stream else "predict"
+            self._outcomes.fail(task, InvalidInput(f"the model does not {what}"))
 
     def _wanted(self, task: HeldTask, now: int) -> bool:
         """Whether somebody still waits for the task; if not it is finished here."""
@@ -331,7 +408,8 @@ class Worker:
         parts = parts_of(tasks)
         rows = sum([task.layout.rows for task in tasks])
         try:
-            outputs = self._checks.check(self._model.predict(gather_inputs(parts)), rows)
+            assert self._predicts is not None
+            outputs = self._checks.check(self._predicts.predict(gather_inputs(parts)), rows)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if len(tasks) > 1:
                 self._mark_queued(tasks)

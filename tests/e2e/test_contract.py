@@ -60,8 +60,9 @@ def test_health_tells_the_version(stack: Stack) -> None:
     assert answer(stack, "/health")[::2] == (200, expected)
 
 
-def test_ready_lists_the_model(stack: Stack) -> None:
-    expected = b'{"status":"ready","models":{"score":{"state":"ready","reason":""}}}'
+def test_ready_lists_the_models(stack: Stack) -> None:
+    ready = b'{"state":"ready","reason":""}'
+    expected = b'{"status":"ready","models":{"score":%b,"tokens":%b}}' % (ready, ready)
     assert answer(stack, "/ready")[::2] == (200, expected)
 
 

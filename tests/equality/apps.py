@@ -11,8 +11,11 @@ from werkzeug.wsgi import wrap_file
 
 from service import HttpServer, Request, Response
 from service.errors import HttpError
+from service.routing import Handler
 from service.server import Blueprint
+from service.sse import TOKENS, Form
 from tests.equality.plain import dump
+from tests.service.stub import StubStream
 from workers import errors
 
 BIG = bytes(range(256)) * 1024
@@ -116,6 +119,23 @@ def _streams(server: HttpServer) -> None:
     server.get("/breaks-later", lambda request: Response(breaks(2)))
     server.get("/sse", lambda request: Response.sse([{"data": "a\nb", "id": "1"}, {"event": "e", "data": {"x": 1}}]))
     server.get("/sse-fails", lambda request: Response.sse(failing()))
+
+    def tokens(*said: bytes, cut: errors.PoolError | None = None, form: Form = TOKENS) -> Handler:
+        def handler(request: Request) -> Response:
+            stream = StubStream()
+            stream.say(*said)
+            stream.end(cut)
+            return Response.stream(request, lambda caller: stream, form)
+
+        return handler
+
+    server.get("/tokens", tokens(b"a ", b"\xf0\x9f", b"\x98\x80", b"b\r\nc", b"", b"\xe2\x82"))
+    server.get("/tokens-none", tokens())
+    server.get("/tokens-cut", tokens(b"a", cut=errors.WorkerDied("dead")))
+    server.get("/tokens-failed", tokens(cut=errors.Overloaded("too much")))
+    server.get(
+        "/tokens-numbered", tokens(b"a", b"b", form=Form(lambda text: {"id": 1, "data": [text]}, b"data: [DONE]\n\n"))
+    )
     server.get("/stream-length", lambda request: Response(pieces(), headers=[("Content-Length", "6")]))
     server.get("/stream-204", lambda request: Response(pieces(), 204))
 

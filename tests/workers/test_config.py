@@ -17,8 +17,10 @@ def reads(tmp_path: Path):  # type: ignore[no-untyped-def]
     return read
 
 
-def test_the_default_serves_score_from_one_replica() -> None:
-    assert load(None) == PoolConfig((ModelConfig("score", "workers.models.dense:Dense"),), ArenaConfig())
+def test_the_default_serves_score_and_tokens_from_one_replica_each() -> None:
+    tokens = ModelConfig("tokens", "workers.models.tokens:Tokens", max_queue=5000)
+    score = ModelConfig("score", "workers.models.dense:Dense")
+    assert load(None) == PoolConfig((score, tokens), ArenaConfig())
 
 
 def test_every_key_is_read(reads) -> None:  # type: ignore[no-untyped-def]
@@ -32,6 +34,8 @@ def test_every_key_is_read(reads) -> None:  # type: ignore[no-untyped-def]
         timeout_s = 0.5
         load_timeout_s = 60
         threads = 4
+        max_streams = 100
+        stream_timeout_s = 90
         options = { path = "weights.npz", layers = [1, 2] }
 
         [models.score]
@@ -44,7 +48,18 @@ def test_every_key_is_read(reads) -> None:  # type: ignore[no-untyped-def]
     assert config == PoolConfig(
         (
             ModelConfig(
-                "a.b-1", "my.models:Deep", 2, 64, 5, 1000, 0.5, 60, 4, {"path": "weights.npz", "layers": [1, 2]}
+                "a.b-1",
+                "my.models:Deep",
+                2,
+                64,
+                5,
+                1000,
+                0.5,
+                60,
+                4,
+                100,
+                90,
+                {"path": "weights.npz", "layers": [1, 2]},
             ),
             ModelConfig("score", "workers.models.dense:Dense"),
         ),
@@ -84,6 +99,8 @@ M = '[models.m]\nmodel = "p.m:C"\n'
         (M + "timeout_s = inf", "models.m.timeout_s must be a number from 0.001 to 1000000, not inf"),
         (M + "load_timeout_s = 0", "models.m.load_timeout_s must be a number from 0.001 to 1000000, not 0"),
         (M + "threads = 1025", "models.m.threads must be a whole number from 1 to 1024, not 1025"),
+        (M + "max_streams = 16001", "models.m.max_streams must be a whole number from 1 to 16000, not 16001"),
+        (M + "stream_timeout_s = 0", "models.m.stream_timeout_s must be a number from 0.001 to 1000000, not 0"),
         (M + "options = 3", "models.m.options must be a table, not 3"),
         (M + "options = {'a b' = 1}", "models.m.options.a b: an option is a keyword argument"),
         ("[models.m]\nmodel = 3", "models.m.model must be of the form package.module:Class, not 3"),

@@ -13,39 +13,107 @@ from hypothesis import strategies as st
 
 from workers.batching import gather_until, plan
 from workers.errors import InvalidInput, ModelFailed, PoolError, Refused, code_of, from_code
-from workers.inbox import BUSY_SINCE, FINISHED, TURNS, Board, Inbox
-from workers.records import FRAME, FRAME_SIZE, RECORD_SIZE, FrameReader, Record
+from workers.inbox import BUSY_SINCE, FINISHED, LIVE, TURNS, Board, Inbox
+from workers.outgoing import Outgoing
+from workers.records import PIECE, PIECE_HEAD, PIECE_PART, RECORD_SIZE, WRITE_SIZE, FrameReader, Record
 from workers.served import LONGEST_BACKOFF_S, backoff_s
 
 U64, U32, U16 = (st.integers(0, (1 << bits) - 1) for bits in (64, 32, 16))
 
 
-@given(st.builds(Record, U64, U64, U64, U64, U64, U32, U16, U16, U32), st.integers(0, 3))
+@given(st.builds(Record, U64, U64, U64, U64, U64, U32, U16, U16, U32, U32), st.integers(0, 3))
 def test_a_record_is_64_bytes_and_comes_back_equal(record: Record, place: int) -> None:
     packed = record.pack()
     assert len(packed) == RECORD_SIZE == 64
     assert Record.unpack(bytes(place * RECORD_SIZE) + packed, place * RECORD_SIZE) == record
 
 
-FRAMES = [(7 << 8 | 16, 3), (1 << 63, 0), (0, 4_000_000_000)]
-STREAM = b"".join(FRAME.pack(*frame) for frame in FRAMES)
+def frame(word: int, slot: int, payload: bytes) -> bytes:
+    return PIECE_HEAD.pack(word, slot, len(payload)) + payload
 
 
-@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
-def test_frames_come_out_whole_wherever_the_stream_is_cut(cut: int) -> None:
-    reader = FrameReader()
-    first = reader.feed(STREAM[:cut])
-    assert first == FRAMES[: cut // FRAME_SIZE]
-    assert first + reader.feed(STREAM[cut:]) == FRAMES
+FINALS = [(7 << 8 | 16, 3, b""), (1 << 63 | 16, 0, b""), (0, 4_000_000_000, b"")]
+PIECES = [(9 << 8 | PIECE, 3, b"\0"), (9 << 8 | PIECE_PART, 3, b"\x80" * 40), (9 << 8 | PIECE, 3, b"")]
 
 
-@given(st.lists(st.tuples(U64, U32), max_size=20), st.lists(st.integers(0, 400)))
-def test_frames_come_out_whole_in_any_pieces(frames: list[tuple[int, int]], cuts: list[int]) -> None:
-    stream = b"".join(FRAME.pack(*frame) for frame in frames)
+@pytest.mark.parametrize(
+    "frames", [FINALS, PIECES, FINALS + PIECES, PIECES + FINALS], ids=["finals", "pieces", "finals first", "last"]
+)
+def test_frames_come_out_whole_wherever_the_stream_is_cut(frames: list[tuple[int, int, bytes]]) -> None:
+    stream = b"".join(frame(*each) for each in frames)
+    ends = [sum(16 + len(payload) for _, _, payload in frames[: i + 1]) for i in range(len(frames))]
+    for cut in range(len(stream) + 1):
+        reader = FrameReader()
+        first = reader.feed(stream[:cut])
+        assert first == frames[: sum(end <= cut for end in ends)]
+        assert first + reader.feed(stream[cut:]) == frames
+
+
+ANY_FRAME = st.one_of(
+    st.tuples(U64.map(lambda word: word & ~0x80), U32, st.just(b"")),
+    st.tuples(U64.map(lambda word: word & ~0x7F | PIECE), U32, st.binary(max_size=300)),
+)
+
+
+@given(st.lists(ANY_FRAME, max_size=20), st.lists(st.integers(0, 2000)))
+def test_frames_come_out_whole_in_any_pieces(frames: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
+    stream = b"".join(frame(*each) for each in frames)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     reader = FrameReader()
-    found = [frame for a, b in pairwise(bounds) for frame in reader.feed(stream[a:b])]
+    found = [each for a, b in pairwise(bounds) for each in reader.feed(stream[a:b])]
     assert found == frames
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.one_of(st.just(b""), st.binary(max_size=20_000))), max_size=30),
+    st.lists(st.booleans(), max_size=60),
+)
+def test_what_goes_out_comes_in_whole_however_often_the_pipe_is_full(
+    pieces: list[tuple[int, bytes]], room: list[bool]
+) -> None:
+    written: list[bytes] = []
+
+    def write(data: bytes) -> bool:
+        assert 0 < len(data) <= WRITE_SIZE
+        if room and not room.pop():
+            return False
+        written.append(data)
+        return True
+
+    outgoing: Outgoing[int] = Outgoing(write)
+    over: list[int] = []
+    for i, (slot, piece) in enumerate(pieces):
+        outgoing.add_piece(slot, slot, piece)
+        if i % 3 == 0:
+            over += outgoing.flush()
+    for slot in range(1, 6):
+        outgoing.add_final(slot << 8 | 16, slot, slot)
+    while outgoing.waiting:
+        over += outgoing.flush()
+    assert over == [1, 2, 3, 4, 5]
+    reader = FrameReader()
+    came: dict[int, list[bytes]] = defaultdict(list)
+    parts: dict[int, bytes] = defaultdict(bytes)
+    ended = []
+    for word, slot, payload in (each for data in written for each in reader.feed(data)):
+        assert word >> 8 == slot and slot not in ended
+        if word & 0xFF == PIECE_PART:
+            parts[slot] += payload
+        elif word & 0xFF == PIECE:
+            came[slot].append(parts.pop(slot, b"") + payload)
+        else:
+            ended.append(slot)
+    assert ended == over and not parts
+    assert all(came[slot] == [piece for s, piece in pieces if s == slot] for slot in range(1, 6))
+
+
+def test_small_pieces_of_many_streams_share_writes() -> None:
+    written: list[bytes] = []
+    outgoing: Outgoing[int] = Outgoing(lambda data: written.append(data) is None)
+    for slot in range(2000):
+        outgoing.add_piece(slot, slot, b"piece")
+    assert outgoing.flush() == [] and not outgoing.waiting
+    assert len(written) == -(-2000 // (WRITE_SIZE // 21))
 
 
 # Batches.
@@ -122,6 +190,30 @@ def test_the_pool_sees_what_a_worker_has_read_and_not_cleared() -> None:
         os.close(end)
     theirs.close()
     ours.close()
+
+
+def test_a_record_that_is_moved_is_held_once_at_every_moment() -> None:
+    records = [Record(9, seq, 1 << 62, 5, 0, 100 + seq, 0, 0, 1, 1) for seq in (1, 2)]
+
+    class Watched(Inbox):
+        def clear(self, entry: int) -> None:
+            found = sorted(self.held(), key=lambda record: record.seq)
+            assert found == records, "a death now finds both, once each"
+            super().clear(entry)
+
+    inbox = Watched.create(2, 3)
+    inbox.entries[: 2 * RECORD_SIZE] = b"".join(record.pack() for record in records)
+    theirs = Inbox(os.dup(inbox.fd))
+    assert (theirs.front, inbox.front, inbox.capacity) == (2, 2, 5)
+    theirs.close()
+    inbox.move(1, 4)
+    inbox.move(0, 2)
+    assert inbox.held() == records and not any(inbox.entries[: 2 * RECORD_SIZE : RECORD_SIZE])
+    inbox.words[LIVE] = 1
+    assert inbox.occupied
+    inbox.words[LIVE] = 0
+    assert not inbox.occupied, "the worker says how many places are taken"
+    inbox.close()
 
 
 def test_the_board_tells_of_others_that_gather_until_their_word_expires() -> None:

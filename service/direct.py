@@ -1,0 +1,166 @@
+"""Streams sent from the hub: the callback that has read a piece writes it to the client's socket, and no greenlet is
+woken for it.
+
+The greenlet of the connection is parked meanwhile. It is woken when the stream ends, or when the socket takes no more:
+then it sends what is left, as slowly as a client may read, and nothing more is produced until that has gone out. The
+gunicorn worker loads this module, so it imports nothing of the application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import gevent
+from gevent.socket import socket as GeventSocket
+
+from service.answer import Answer
+from service.connection import LOOK_S, ClientGone
+from service.environ import PING
+
+
+class Stream(Protocol):
+    """A body as it is sent from here; see `service.streams.EventStream`."""
+
+    heartbeat: float
+    over: bool
+
+    def frames(self) -> bytes: ...
+
+    def grant(self) -> None: ...
+
+    def notify(self, heard: Callable[[], None] | None) -> None: ...
+
+
+def send(answer: Answer, stream: Stream, pieces: Iterable[bytes]) -> None:
+    """Send a stream, from the hub where that can be. `pieces`: the same as the server would iterate over it."""
+    if type(answer.sock) is GeventSocket and answer.is_open_ended:
+        Direct(answer, stream).run()
+    for piece in pieces:
+        answer.write(piece)
+
+
+class Direct:
+    """One stream on its way. All but `run` is for the hub, and never raises."""
+
+    __slots__ = (
+        "_answer",
+        "_chunked",
+        "_failure",
+        "_greenlet",
+        "_hub",
+        "_left",
+        "_parked",
+        "_quiet_since",
+        "_send",
+        "_spoke",
+        "_stream",
+        "_waking",
+    )
+
+    def __init__(self, answer: Answer, stream: Stream) -> None:
+        self._answer = answer
+        self._stream = stream
+        self._hub = gevent.get_hub()
+        self._greenlet = gevent.getcurrent()
+        self._send: Callable[[bytes], int] = answer.sock._sock.send  # the system's, which never blocks
+        self._chunked: bool = answer.chunked
+        self._left = b""  # what the socket has not taken
+        self._failure: Exception | None = None
+        self._parked = False
+        self._waking = False
+        self._spoke = True  # since the last look
+        self._quiet_since = 0.0
+
+    def run(self) -> None:
+        """Until all of the stream has been sent but for the end of the body. `ClientGone` when the client does not
+        take it."""
+        stream = self._stream
+        self._answer.write(stream.frames())  # the first ones go out with the head
+        self._chunked = self._answer.chunked
+        stream.grant()
+        self._answer.reader.direct = self
+        stream.notify(self._hear)
+        try:
+            self._hear()  # what has come meanwhile
+            while not (stream.over and not self._left):
+                if self._failure is not None:
+                    raise self._failure
+                if self._left:
+                    self._send_left()
+                else:
+                    self._park()
+        finally:
+            stream.notify(None)
+            self._answer.reader.direct = None
+
+    def _send_left(self) -> None:
+        self._answer.be_patient_again()
+        self._answer.send_all(self._left)
+        self._left = b""
+        self._spoke = True
+        self._stream.grant()
+        self._hear()
+
+    def _hear(self) -> None:
+        """There may be something to send."""
+        if self._left:
+            return  # its turn comes when that has gone out
+        try:
+            data = self._stream.frames()
+            if data:
+                self._say(data)
+            if self._stream.over:
+                self._wake()
+        except Exception as error:  # one stream's trouble is not another's
+            self._fail(error)
+
+    def look(self, now: float) -> None:
+        """To be called every `LOOK_S`: shows the client that a silent stream lives."""
+        if self._spoke:
+            self._spoke, self._quiet_since = False, now
+        elif now - self._quiet_since >= self._stream.heartbeat - 2 * LOOK_S and not self._left:
+            try:
+                self._say(PING)
+            except Exception as error:
+                self._fail(error)
+
+    def _say(self, data: bytes) -> None:
+        self._answer.sent += len(data)
+        if self._chunked:
+            data = b"%X\r\n%b\r\n" % (len(data), data)
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise ClientGone from error
+        self._spoke = True
+        if sent == len(data):
+            self._stream.grant()
+        else:
+            self._left = data[sent:]
+            self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._wake()
+
+    # The greenlet
+
+    def _park(self) -> None:
+        self._parked = True
+        try:
+            self._hub.switch()
+        finally:
+            self._parked = False
+
+    def _wake(self) -> None:
+        if self._parked and not self._waking:
+            self._waking = True
+            self._hub.loop.run_callback(self._switch)
+
+    def _switch(self) -> None:
+        self._waking = False
+        if self._parked:  # or it has been ended since, and waits for something else
+            self._greenlet.switch()
