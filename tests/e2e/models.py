@@ -50,8 +50,8 @@ class SlowScore:
 
 
 class Ticks:
-    """Streams by steps, one step for all of them every `ms`: so many silent ones, then `count` pieces `<nonce>.<number> `,
-    without end if that is 0, with `pad` letters x before the space. The piece `fails`, counted from 1, raises.
+    """Streams by steps, one step for all of them every `ms`: so many silent ones, then `count` pieces, without
+    end if that is 0: `<nonce>.<number> `, with `pad` letters x before the space. The piece `fails`, from 1, raises.
 
     Predicts how many streams are live and how many pieces have been made since the start."""
 
