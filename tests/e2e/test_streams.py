@@ -121,6 +121,20 @@ def test_more_streams_than_a_process_takes_wait_for_their_turn() -> None:
         assert [client.body for client in clients.values()] == [said(nonce, 10) for nonce in clients]
 
 
+@pytest.mark.parametrize("flags", [("-k", "gevent"), ("-k", "gthread", "--threads", "4"), ("-k", "sync")])
+def test_any_worker_of_gunicorns_streams_from_the_pool(flags: tuple[str, ...]) -> None:
+    with service({"ticks": TICKS}, *flags, web=1) as stack:
+        with StreamClient(stack.port, path("/ticks", 3, count=20), "Connection: close") as client:
+            assert client.finish() == said(3, 20)
+            assert client.whole
+        with StreamClient(stack.port, path("/ticks", 4, silent=5, fails=4), "Connection: close") as client:
+            assert client.finish().startswith(said(4, 3) + b"event: error\n")
+        if "sync" not in flags:  # it has nobody left to ask for how much is live
+            with StreamClient(stack.port, path("/ticks", 5, silent=10_000)):
+                until(lambda: told(stack)[0] == 1, "it is live")
+            until(lambda: told(stack)[0] == 0, "nothing is computed for a client that has left", 2)
+
+
 # What fails
 
 
