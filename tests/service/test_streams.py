@@ -249,6 +249,36 @@ def test_a_form_that_raises_is_the_trouble_of_its_stream_alone(served: Served) -
     until_over(served, other)
 
 
+def test_trouble_that_nobody_foresaw_is_that_of_its_stream_alone(served: Served) -> None:
+    for way in WAYS:
+        name, other = fresh(), fresh()
+        with (
+            StreamClient(served.port, f"{way}?name={name}&say=[%22a%22]") as client,
+            StreamClient(served.port, f"/play?name={other}&say=[%22a%22]") as bystander,
+        ):
+            client.until(token("a"))
+            bystander.until(token("a"))
+            post(served, f"/say?name={name}&broken", b'"b"')
+            assert client.finish() == token("a")
+            assert not client.whole  # so that the client knows
+            say(served, other, b"b")
+            bystander.until(token("b"))
+        until_over(served, other)
+    assert served.log().count("IndexError") == 2
+
+
+@pytest.mark.parametrize(("way", "direct"), [("/play", True), ("/flask/play", False)])
+def test_express_routes_are_sent_from_the_hub(served: Served, way: str, direct: bool) -> None:
+    name = fresh()
+    with StreamClient(served.port, f"{way}?name={name}&say=[%22a%22]") as client:
+        client.until(token("a"))
+        say(served, name, b"b")
+        client.until(token("b"))
+        assert state(served, name)["direct"] is direct
+        end(served, name)
+        client.finish()
+
+
 # However it comes in
 
 
