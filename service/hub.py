@@ -259,10 +259,15 @@ class HubClient:
             watcher.close()
         self._watchers = []
         connection.lost = True
-        tasks = connection.core.lose() if connection.core is not None else []
-        connection.close()
-        # Not in this greenlet; and by then one of theirs may have been ended, and wait for something else.
-        gevent.get_hub().loop.run_callback(_wake, tasks)
+        tasks: list[Task] = []
+        try:
+            tasks += connection.hear_rest()
+        finally:
+            if connection.core is not None:
+                tasks += connection.core.lose()
+            connection.close()
+            # Not in this greenlet; and by then one of theirs may have been ended, and wait for something else.
+            gevent.get_hub().loop.run_callback(_wake, tasks)
 
 
 def _enqueue_waiting(model: str, connection: Connection) -> None:

@@ -359,7 +359,7 @@ class ThreadClient:
 
     def _read_until(self, connection: Connection, task: Task, until: float | None) -> None:
         core = connection.core
-        while not (task.outcome or task.error or task.pieces) and core is not None and connection.reply >= 0:
+        while not (task.outcome or task.error or task.pieces) and core is not None and not connection.lost:
             if until is not None and not _readable(connection.reply, until - time.monotonic()):
                 return
             _wake(core.receive(os.read(connection.reply, 65536)))
@@ -450,10 +450,14 @@ class ThreadClient:
         connection.lost = True
         self._connection = None
         if connection.core is not None:
-            _wake(connection.core.lose())
             connection.nudge()
         with self._reader:
-            connection.close()
+            try:
+                _wake(connection.hear_rest())
+            finally:
+                if connection.core is not None:
+                    _wake(connection.core.lose())
+                connection.close()
         self._pass_on()
         with self._changed:
             self._changed.notify_all()

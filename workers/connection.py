@@ -269,6 +269,16 @@ class Connection:
         gone = [task for fd, _ in poll.poll(0) for task in watched[fd]]
         return [task for task in gone if core.abandon(task, Cancelled("the client has gone"))]
 
+    def hear_rest(self) -> list[Task]:
+        """What was said last, before the pool was lost; the tasks it is for. Nobody else may be reading `reply`."""
+        heard: list[Task] = []
+        if self.core is not None and self.reply >= 0:
+            os.set_blocking(self.reply, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    heard += self.core.receive(os.read(self.reply, REPLY_PIPE_BYTES))
+        return heard
+
     def nudge(self) -> None:
         """Wake whoever is blocked in reading the reply pipe, by a frame that means nothing."""
         # If the pipe is full, nobody is blocked.

@@ -492,6 +492,10 @@ class ClientCore:
         """How a stream that is settled or given up was cut short; None if it was not. Before the release."""
         if task.outcome == _DONE:
             return None
+        if task.outcome in _TEXTS:
+            # Whatever has become of the arena since.
+            cls, text = _TEXTS[task.outcome]
+            return cls(text)
         try:
             self._raise_failure(task)
         except PoolError as error:

@@ -120,7 +120,7 @@ class Worker:
                 poll.register(streams.threads.wake_fd, select.POLLIN)
         words = self._inbox.words
         ended = False
-        while not (ended and streams.none):
+        while True:
             held = 0
             try:
                 while not ended and streams.free:
@@ -134,6 +134,8 @@ class Worker:
             streams.turn(time.monotonic_ns())
             words[BUSY_SINCE] = streams.late_since_ns
             words[TURNS] += 1
+            if ended and streams.none:
+                raise Drained
             taking = not ended and streams.free > 0
             at_once = (taking and held == self._max_batch) or (ended and streams.none)
             wait_ms = 0 if at_once else streams.wait_ms()
@@ -143,7 +145,6 @@ class Worker:
                 elif fd != self._queue:
                     self._look(0)
             self._close_dropped()
-        raise Drained
 
     def _take(self, streams: Streams) -> int:
         if self._max_delay_ns and streams.none:

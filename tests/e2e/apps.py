@@ -1,6 +1,7 @@
-"""The application of these tests: the built-in routes, and every model of the pool by its name.
+"""The application of these tests: the built-in routes, every model of the pool by its name, and streams.
 
 `POST /predict/<model>` takes and gives one row as JSON, as `/score` does for its model; large bodies go to compute.
+`GET /ticks` streams what the model `ticks` says, from the hub; `/flask/ticks` goes through Flask, and is iterated over.
 Each answer names the process that gave it in `X-Pid`.
 """
 
@@ -9,10 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import numpy as np
+
 from service import Request, Response, create_app
 from service.blueprints.score import CODEC, DECODED_HERE
 from service.connect import LazyClient
 from service.hub import HubClient
+from tests.e2e.models import Ticks
 
 pool = LazyClient()
 server = create_app(client=pool)
@@ -35,6 +39,16 @@ def predict(request: Request) -> Response:
         return Response.bytes(body, CODEC.content_type)
     outputs = pool.predict(model, CODEC.decode(request.body, status.inputs), caller=caller)
     return Response.bytes(CODEC.encode(outputs, status.outputs), CODEC.content_type)
+
+
+def ticks(request: Request) -> Response:
+    told = request.query
+    inputs = {spec.name: np.array([int(told.get(spec.name, "0"))]) for spec in Ticks.inputs}
+    return Response.stream(request, lambda caller: pool.stream("ticks", inputs, caller=caller))
+
+
+server.get("/ticks", ticks)
+server.route("GET", "/flask/ticks", ticks, pattern=True)
 
 
 @server.get("/slots")

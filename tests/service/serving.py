@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -175,7 +176,8 @@ def listening_port(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> int:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
     line = process.stdout.readline().decode() if readable else ""
-    if not line.startswith(("Listening on http://127.0.0.1:", "Listening on https://127.0.0.1:")):
+    found = re.match(r"Listening on https?://127\.0\.0\.1:([0-9]+)", line)
+    if found is None:
         stop(process)
         raise AssertionError(line + os.pread(stderr.fileno(), 100_000, 0).decode())
-    return int(line.rpartition(":")[2])
+    return int(found[1])

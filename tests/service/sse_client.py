@@ -13,15 +13,26 @@ class StreamClient:
     that its end has come, `closed` that the connection has."""
 
     def __init__(
-        self, port: int, path: str, *headers: str, version: str = "HTTP/1.1", method: str = "GET", window: int = 0
+        self,
+        to: int | socket.socket,
+        path: str,
+        *headers: str,
+        version: str = "HTTP/1.1",
+        method: str = "GET",
+        body: bytes = b"",
+        window: int = 0,
     ) -> None:
-        """`window`: bytes of a receive buffer as small as it gets."""
-        self.socket = socket.socket()
-        if window:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-        self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(("127.0.0.1", port))
-        self.socket.sendall("\r\n".join([f"{method} {path} {version}", "Host: a", *headers, "", ""]).encode())
+        """`to`: a port of 127.0.0.1, or what is connected already. `window`: bytes of a receive buffer as small as it
+        gets."""
+        if isinstance(to, int):
+            self.socket = socket.socket()
+            if window:
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+            self.socket.settimeout(PATIENCE_S)
+            self.socket.connect(("127.0.0.1", to))
+        else:
+            self.socket = to
+        self.socket.sendall("\r\n".join([f"{method} {path} {version}", "Host: a", *headers, "", ""]).encode() + body)
         self.head = b""
         self.body = b""
         self.chunks = 0

@@ -88,6 +88,8 @@ def generator(request: Request) -> Response:
 
 @server.post("/say")
 def say(request: Request) -> str:
+    if "broken" in request.query:
+        played[request.query["name"]].take = lambda: [][0]  # type: ignore[method-assign]
     played[request.query["name"]].say(*(json.loads(line).encode("latin-1") for line in request.body.splitlines()))
     return "said"
 
@@ -119,6 +121,7 @@ def state(request: Request) -> dict[str, object]:
         "taken": stream.taken,
         "granted": stream.granted,
         "closed": stream.closed,
+        "direct": stream._heard is not None,
         "begun": sources.get(request.query["name"]),
         "open": len(streams),
         "threads": threading.active_count(),

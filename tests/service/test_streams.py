@@ -8,13 +8,16 @@ import os
 import re
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.service.serving import Served, children, gunicorn, until
+from tests.service.beside import TLS
+from tests.service.serving import PATIENCE_S, Client, Served, children, gunicorn, until
 from tests.service.sse_client import StreamClient
 
 APP = "tests.service.stream_apps:server"
@@ -244,6 +247,97 @@ def test_a_form_that_raises_is_the_trouble_of_its_stream_alone(served: Served) -
         bystander.until(token("b"))
     assert "ZeroDivisionError" in served.log()
     until_over(served, other)
+
+
+def test_trouble_that_nobody_foresaw_is_that_of_its_stream_alone(served: Served) -> None:
+    for way in WAYS:
+        name, other = fresh(), fresh()
+        with (
+            StreamClient(served.port, f"{way}?name={name}&say=[%22a%22]") as client,
+            StreamClient(served.port, f"/play?name={other}&say=[%22a%22]") as bystander,
+        ):
+            client.until(token("a"))
+            bystander.until(token("a"))
+            post(served, f"/say?name={name}&broken", b'"b"')
+            assert client.finish() == token("a")
+            assert not client.whole  # so that the client knows
+            say(served, other, b"b")
+            bystander.until(token("b"))
+        until_over(served, other)
+    assert served.log().count("IndexError") == 2
+
+
+@pytest.mark.parametrize(("way", "direct"), [("/play", True), ("/flask/play", False)])
+def test_express_routes_are_sent_from_the_hub(served: Served, way: str, direct: bool) -> None:
+    name = fresh()
+    with StreamClient(served.port, f"{way}?name={name}&say=[%22a%22]") as client:
+        client.until(token("a"))
+        say(served, name, b"b")
+        client.until(token("b"))
+        assert state(served, name)["direct"] is direct
+        end(served, name)
+        client.finish()
+
+
+# However it comes in
+
+
+def test_a_request_that_gunicorn_reads_is_streamed_alike(served: Served) -> None:
+    name = fresh()
+    way = f"/play?name={name}&say=[%22a%22]"
+    with StreamClient(served.port, way, "Transfer-Encoding: chunked", body=b"3\r\nabc\r\n0\r\n\r\n") as client:
+        client.until(token("a"))
+        for piece in (b"b", b"c"):
+            say(served, name, piece)
+            client.until(token(piece))
+        assert client.chunks == 3
+        assert state(served, name)["begun"] == ["watched", "no caller", "-"]
+        client.socket.close()
+        until_over(served, name)
+
+
+def test_a_unix_socket_is_streamed_to_alike(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with gunicorn(APP, "-b", f"unix:{path}") as served:
+        for leave in (leave_by_close, leave_by_half):
+            name = fresh()
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(path)
+            with StreamClient(sock, f"/play?name={name}&say=[%22a%22]") as client:
+                client.until(token("a"))
+                say(served, name, b"b")
+                client.until(token("b"))
+                leave(client)
+                until_over(served, name)
+        assert "Traceback" not in served.log()
+
+
+def test_under_tls_it_is_iterated_over_and_the_pools_client_watches() -> None:
+    context = ssl.create_default_context(cafile=TLS)
+    with (
+        gunicorn(APP, env={"HEADRACE_HEARTBEAT": "0.5"}) as control,
+        gunicorn(APP, "--certfile", TLS, "--keyfile", TLS, env={"HEADRACE_HEARTBEAT": "0.5"}) as served,
+    ):
+        path = "/play?name=tls&say=[%22a%22]"
+        with (
+            StreamClient(control.port, path, "Connection: close") as plain,
+            StreamClient(secured(context, served), path, "Connection: close") as client,
+        ):
+            for each in (plain, client):
+                each.until(token("a") + b": ping\n\n")
+            post(control, "/end?name=tls&cut=dead")
+            with Client(secured(context, served)) as controlling:
+                controlling.send(b"POST /end?name=tls&cut=dead HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+                assert controlling.response()[0] == 200
+                assert controlling.get("/state?name=tls")[2].count(b'["not watched","caller","-"]') == 1
+            (head, body), (secure_head, secure_body) = timeless(plain), timeless(client)
+            assert (secure_head, secure_body.replace(b": ping\n\n", b"")) == (head, body.replace(b": ping\n\n", b""))
+            assert client.whole
+
+
+def secured(context: ssl.SSLContext, served: Served) -> ssl.SSLSocket:
+    sock = socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+    return context.wrap_socket(sock, server_hostname="localhost")
 
 
 # Clients that leave
