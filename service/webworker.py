@@ -92,6 +92,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # gunicorn's own, whatever they are
         super().__init__(*args, **kwargs)
         self._readers: set[Reader] = set()
+        self._doorbells: set[Doorbell] = set()
         self._looked = 0.0
         self._signals: list[int] = []
         self._quick = False
@@ -133,8 +134,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             return
         unread = True  # whether bytes may be left that the client has sent
         heads = self._heads if type(client) is GeventSocket else None
-        reader = Reader(client, self._settings, self._keepalive, Doorbell(client) if heads else None)
+        doorbell = Doorbell(client) if heads else None
+        reader = Reader(client, self._settings, self._keepalive, doorbell)
         self._readers.add(reader)
+        if doorbell is not None:
+            self._doorbells.add(doorbell)
         req: Any = None
         try:
             lean = Lean(heads, reader, self._environ, self.cfg, listener.getsockname(), addr) if heads else None
@@ -170,7 +174,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self.handle_error(req, client, addr, error)
         finally:
             self._readers.discard(reader)
-            reader.close()
+            if doorbell is not None:
+                self._doorbells.discard(doorbell)
+                doorbell.close()
             self._access.flush()  # who sees the connection close may look for the line
             if unread and not self._quick:
                 linger(client)
@@ -353,8 +359,8 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            for reader in self._readers:
-                reader.look(now)
+            for doorbell in [doorbell for doorbell in self._doorbells if doorbell.look_at <= now]:
+                doorbell.look(now)
 
     def _close_idle(self) -> None:
         now = time.monotonic()
