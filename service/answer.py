@@ -16,8 +16,9 @@ from gevent.socket import socket as GeventSocket
 from gunicorn import util
 from gunicorn.http.wsgi import Response, _make_early_hints_callback
 
-from service.connection import ClientGone, Patience, Reader
+from service.connection import ClientGone, Doorbell, Patience, Reader
 from service.environ import CLOSE_KEY
+from service.outbox import Outbox
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -33,12 +34,14 @@ _JOINED = 64 * 1024  # bytes of a piece that is sent in one with the head by cop
 
 class Lives(Protocol):
     alive: bool
+    outbox: Outbox
 
 
 class Answer(Response):  # type: ignore[misc]
     """gunicorn's response, closing the connection when that is asked for, sending no slower than a client may read.
 
-    The head waits for the first piece of the body and leaves with it. Pieces may be `bytes` or contiguous memoryviews,
+    The head waits for the first piece of the body and leaves with it; an answer that is whole, on a connection that is
+    kept, waits for the end of the hub's turn. Pieces may be `bytes` or contiguous memoryviews,
     which are sent from where they lie.
     """
 
@@ -47,6 +50,7 @@ class Answer(Response):  # type: ignore[misc]
     _patience: Patience | None = None
     _gone: ClientGone | None = None
     _head = b""
+    _posted: bytes | memoryview = b""
     _is_stream = False
 
     def __init__(self, req: Any, sock: socket.socket, cfg: Any, worker: Lives, reader: Reader, send_timeout: float):
@@ -107,6 +111,7 @@ class Answer(Response):  # type: ignore[misc]
         if self.response_length is None and _EVENT_STREAM in self.headers:
             self._is_stream = True
             self._limit_unsent(_UNSENT)
+        self._keeps = connection == "keep-alive"
         self.headers_sent = True  # not before: until then a failure can still be answered
 
     def write(self, arg: bytes | memoryview) -> None:
@@ -114,7 +119,11 @@ class Answer(Response):  # type: ignore[misc]
             # The whole body at once, as most are.
             self.sent = len(arg)
             self.send_headers()
-            self._emit_body(arg)
+            doorbell = self.reader.doorbell
+            if doorbell is not None and self._keeps and len(arg) <= _JOINED:
+                self._post(doorbell, arg)
+            else:
+                self._emit_body(arg)
             return
         if self._is_stream:
             self.be_patient_again()  # it may last for ever
@@ -125,6 +134,39 @@ class Answer(Response):  # type: ignore[misc]
                 super().write(arg)
         finally:
             self.flush()
+
+    def _post(self, doorbell: Doorbell, body: bytes) -> None:
+        if doorbell.owing is not None:
+            doorbell.owing.settle()
+        self._posted, self._head = self._head + body, b""
+        doorbell.owing = self
+        self._worker.outbox.post(self)
+
+    def send_posted(self) -> None:
+        """In the hub; what the socket does not take is for `settle`, by the greenlet of the connection."""
+        doorbell = self.reader.doorbell
+        if doorbell is None or doorbell.owing is not self:
+            return  # it could not wait so long
+        try:
+            sent = self.sock._sock.send(self._posted)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._give_up()
+            sent = 0
+        if sent == len(self._posted):
+            doorbell.owing = None
+        else:
+            self._posted = memoryview(self._posted)[sent:]
+            doorbell.ring()
+
+    def settle(self) -> None:
+        """Send what was posted and has not gone out: before anything else on this connection. `ClientGone` as from
+        `write`."""
+        doorbell, posted = self.reader.doorbell, self._posted
+        assert doorbell is not None
+        doorbell.owing = None
+        self.send_all(posted)
 
     def _write_view(self, view: memoryview) -> None:
         """As `write` for bytes, which asks for nothing but their length."""
@@ -187,6 +229,9 @@ class Answer(Response):  # type: ignore[misc]
         # Not `sendall`: its timeout would be one for all of the data, however large.
         if self._gone is not None:
             raise self._gone  # what would follow now would stand in the middle of what was cut
+        doorbell = self.reader.doorbell
+        if doorbell is not None and doorbell.owing is not None:
+            doorbell.owing.settle()
         left = memoryview(data)
         if type(self.sock) is GeventSocket:
             try:

@@ -81,6 +81,12 @@ class Patience:
         self._left += size / _MIN_RATE - (time.monotonic() - since)
 
 
+class Owing(Protocol):
+    """An answer that has not gone out."""
+
+    def settle(self) -> None: ...
+
+
 class Direct(Protocol):
     """A stream that is being sent from the hub."""
 
@@ -313,6 +319,8 @@ class Doorbell:
         self._until = 0.0
         self._gone: Callable[[], None] | None = None
         self._direct: Direct | None = None
+        self.owing: Owing | None = None
+        """What is sent at the end of the hub's turn, or, where the client does not take it, before all else."""
         self.look_at = math.inf
         """When there is something to look for, by the monotonic clock."""
 
@@ -343,6 +351,8 @@ class Doorbell:
                 self._hub.switch()
             finally:
                 self._waiting = False
+            if self.owing is not None:
+                self.owing.settle()
             try:
                 data: bytes = self._sock.recv(_HEAD_READ)
             except BlockingIOError:
@@ -354,6 +364,11 @@ class Doorbell:
             if not data:
                 raise ClientGone
             return data
+
+    def ring(self) -> None:
+        """Have `wait` look at what is owed."""
+        if self._waiting:
+            self._hub.loop.run_callback(self._ring)
 
     def _ring(self) -> None:
         if self._waiting:
@@ -377,7 +392,7 @@ class Doorbell:
         if self._waiting:
             self.look_at = self._until
             if now >= self._until:
-                self._hub.loop.run_callback(self._ring)
+                self.ring()
 
     def _look_for_end(self) -> None:
         if self._gone is not None:

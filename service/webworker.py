@@ -47,6 +47,7 @@ from service.environ import VIEWS_KEY, WATCH_KEY
 from service.lean import Errors, Lean, may_be_lean
 from service.listening import Listener, Server, shake_hands
 from service.open_streams import streams
+from service.outbox import Outbox
 from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
@@ -111,6 +112,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self.worker_connections = make_room(self.worker_connections)
         streams.allow(self.worker_connections)
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
+        self.outbox = Outbox(gevent.get_hub().loop.run_callback)
         self._access = AccessLog(self.log, gevent.get_hub().loop.run_callback)
         servers = [self._listen(sock) for sock in self.sockets]
         try:
@@ -175,6 +177,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         finally:
             self._readers.discard(reader)
             if doorbell is not None:
+                self.outbox.flush()
                 self._doorbells.discard(doorbell)
                 doorbell.close()
             self._access.flush()  # who sees the connection close may look for the line

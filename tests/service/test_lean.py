@@ -436,6 +436,33 @@ def test_nothing_follows_what_could_not_be_sent() -> None:
         assert rest.startswith(b"HTTP/1.1 200 ") and b"tail" not in rest and b"hello" not in rest
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_answers_that_a_client_lets_wait_all_arrive_in_order(served: Served, apart: bool) -> None:
+    """Far more than the system holds for it, so most wait in the server."""
+    names = [f"{n:04}" + "x" * 2000 for n in range(6000)]
+    with served.connect() as client:
+
+        def ask() -> None:
+            for start in range(0, len(names), 1 if apart else 50):
+                client.send(
+                    b"".join([get(f"/light?name={name}") for name in names[start : start + (1 if apart else 50)]])
+                )
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: not can_send(client.socket), "the server has stopped reading")
+        answers = [client.response()[2] for _ in names]
+        asking.join()
+    assert answers == [json.dumps({"hello": name}, separators=(",", ":")).encode() for name in names]
+
+
+def can_send(sock: socket.socket) -> bool:
+    """Not once the other end has been full for a moment."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_WRITE)
+        return bool(selector.select(0.2))
+
+
 # Turns
 
 
