@@ -137,8 +137,7 @@ class Worker:
             if ended and streams.none:
                 raise Drained
             taking = not ended and streams.free > 0
-            at_once = (taking and held == self._max_batch) or (ended and streams.none)
-            wait_ms = 0 if at_once else streams.wait_ms()
+            wait_ms = 0 if taking and held == self._max_batch else streams.wait_ms()
             for fd, _ in ends[taking].poll(wait_ms):
                 if streams.threads is not None and fd == streams.threads.wake_fd:
                     streams.threads.woken()
