@@ -33,7 +33,6 @@ Start = Callable[[socket.socket | None], PieceStream]
 is seen to."""
 
 FIRST_PIECE_S = 15.0  # then the headers go out without one, and what fails later has no status of its own
-_LOOK_S = 1.0  # a body that is iterated over looks so often whether it has been ended from outside
 
 logger = logging.getLogger("headrace")
 
@@ -78,7 +77,7 @@ class EventStream:
                 if left <= 0:
                     self._ready = PING
                     break
-                stream.wait(min(left, _LOOK_S))
+                stream.wait(left)
                 self._collect()
             failure = self._failure()
             if failure is not None and not self._ready:
@@ -131,7 +130,7 @@ class EventStream:
             left = until - time.monotonic()
             if left <= 0:
                 return PING
-            self._stream.wait(min(left, _LOOK_S))
+            self._stream.wait(left)
         return data
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
+_LOOKED_AT_ONCE = 250
 _KILL_S = 0.3
 _END_STREAMS_S = 2.0  # streams have so much less than other requests: their ends have to be sent
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
@@ -348,8 +349,10 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            for reader in self._readers:
+            for number, reader in enumerate(list(self._readers), 1):
                 reader.look(now)
+                if number % _LOOKED_AT_ONCE == 0:
+                    gevent.sleep(TURN_S)  # thousands of streams may have nothing to say, and each is to say so
 
     def _close_idle(self) -> None:
         now = time.monotonic()
