@@ -44,16 +44,16 @@ class Answer(Response):  # type: ignore[misc]
 
     environ: WSGIEnvironment
     headers_sent: bool
+    _patience: Patience | None = None
+    _gone: ClientGone | None = None
+    _head = b""
+    _is_stream = False
 
     def __init__(self, req: Any, sock: socket.socket, cfg: Any, worker: Lives, reader: Reader, send_timeout: float):
         super().__init__(req, sock, cfg)
         self._worker = worker
         self.reader = reader
         self._send_timeout = send_timeout
-        self._patience: Patience | None = None
-        self._gone: ClientGone | None = None
-        self._head = b""
-        self._is_stream = False
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if not self._worker.alive or CLOSE_KEY in self.environ or self.reader.leaves_body(self.req.body):
@@ -101,13 +101,9 @@ class Answer(Response):  # type: ignore[misc]
         if self.headers_sent:
             return
         connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
-        major, minor = self.req.version
-        framing = "Transfer-Encoding: chunked\r\n" if self.chunked else ""
+        start = _start_of_head(self.req.version, self.status, self.version, connection, self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
-        self._head = (
-            f"HTTP/{major}.{minor} {self.status}\r\nServer: {self.version}\r\nDate: {_date()}\r\n"
-            f"Connection: {connection}\r\n{framing}{fields}\r\n"
-        ).encode("latin-1")
+        self._head = f"{start}{fields}\r\n".encode("latin-1")
         if self.response_length is None and _EVENT_STREAM in self.headers:
             self._is_stream = True
             self._limit_unsent(_UNSENT)
@@ -232,6 +228,7 @@ _EVENT_STREAM = ("Content-Type", "text/event-stream")
 _RULED = frozenset({"content-length", "upgrade"})
 _ORDINARY_STATUS = {f"{status.value} {status.phrase}": status.value for status in HTTPStatus}
 _MAX_ORDINARY = 1024
+_MAX_STARTS = 256
 
 
 def _octets(view: memoryview) -> memoryview:
@@ -239,14 +236,23 @@ def _octets(view: memoryview) -> memoryview:
     return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())
 
 
-_date_of = 0
-_date_text = ""
+_starts: dict[object, str] = {}
+_starts_of = 0
 
 
-def _date() -> str:
-    """The value of `Date`, which changes once a second."""
-    global _date_of, _date_text
+def _start_of_head(version: tuple[int, int], status: str, server: str, connection: str, chunked: bool) -> str:
+    """The lines of a head that come before the application's fields: they change once a second, with `Date`."""
+    global _starts_of
     now = int(time.time())
-    if now != _date_of:
-        _date_of, _date_text = now, util.http_date(now)
-    return _date_text
+    if now != _starts_of or len(_starts) > _MAX_STARTS:
+        _starts.clear()
+        _starts_of = now
+    key = version, status, server, connection, chunked
+    start = _starts.get(key)
+    if start is None:
+        framing = "Transfer-Encoding: chunked\r\n" if chunked else ""
+        start = _starts[key] = (
+            f"HTTP/{version[0]}.{version[1]} {status}\r\nServer: {server}\r\nDate: {util.http_date(now)}\r\n"
+            f"Connection: {connection}\r\n{framing}"
+        )
+    return start

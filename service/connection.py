@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import select
 import socket
 import ssl
@@ -80,8 +81,10 @@ class Patience:
         self._left += size / _MIN_RATE - (time.monotonic() - since)
 
 
-class Looks(Protocol):
-    def look(self, now: float) -> None: ...
+class Direct(Protocol):
+    """A stream that is being sent from the hub."""
+
+    def look(self, now: float) -> float: ...
 
 
 class Reader(SocketUnreader):  # type: ignore[misc]
@@ -101,9 +104,8 @@ class Reader(SocketUnreader):  # type: ignore[misc]
         # What has come and is not read: behind a head that `next_head` gave out, or in gunicorn's buffer.
         self._rest = b""
         self._buffered = True
-        self._doorbell = doorbell
+        self.doorbell = doorbell
         self.watch = doorbell.watch if doorbell is not None else None
-        self.direct: Looks | None = None  # a stream that is being sent from the hub
         self._until = 0.0  # of a head, or of the rest of a body
         self._patience = Patience(settings.body_timeout)
         self._owes_continue = False
@@ -129,9 +131,9 @@ class Reader(SocketUnreader):  # type: ignore[misc]
             self._buffered = False
             data += self.take_buffered()
         if not data:
-            assert self._doorbell is not None
+            assert self.doorbell is not None
             self.idle_since = time.monotonic()
-            data = self._doorbell.wait(self._keepalive if self.requests else self._settings.header_timeout)
+            data = self.doorbell.wait(self._keepalive if self.requests else self._settings.header_timeout)
         end = data.find(b"\r\n\r\n") + 4
         if 4 <= end <= longest:
             self._rest = data[end:]
@@ -195,17 +197,6 @@ class Reader(SocketUnreader):  # type: ignore[misc]
             if self._phase is Phase.HEAD:
                 raise SlowHead from None
             raise
-
-    def look(self, now: float) -> None:
-        """To be called every `LOOK_S`: sees to it that a client which has been silent for too long is noticed."""
-        if self._doorbell is not None:
-            self._doorbell.look(now)
-        if self.direct is not None:
-            self.direct.look(now)
-
-    def close(self) -> None:
-        if self._doorbell is not None:
-            self._doorbell.close()
 
     def leaves_body(self, body: Any) -> bool:
         """Whether so much of the body is unread, or held back, that no next request can be read after it."""
@@ -321,18 +312,28 @@ class Doorbell:
         self._waiting = False
         self._until = 0.0
         self._gone: Callable[[], None] | None = None
+        self._direct: Direct | None = None
+        self.look_at = math.inf
+        """When there is something to look for, by the monotonic clock."""
 
     def watch(self, gone: Callable[[], None] | None) -> None:
         """Have `gone` called, in the hub, once the client has closed, or has ended its side, which looks the same;
         until the next `watch`. It must not raise. Meanwhile nobody waits."""
         self._gone = gone
-        if gone is not None and not self._watching:
-            self._watcher.start(self._ring)
-            self._watching = True
+        if gone is not None:
+            self.look_at = 0.0
+            if not self._watching:
+                self._watcher.start(self._ring)
+                self._watching = True
+
+    def send_from_hub(self, direct: Direct | None) -> None:
+        """From now on the connection is a stream's, until None is given."""
+        self._direct = direct
+        self.look_at = 0.0
 
     def wait(self, seconds: float) -> bytes:
         """What the client sends next. `ClientGone` when it closes, or sends nothing for so long, by `look`'s clock."""
-        self._until = time.monotonic() + seconds
+        self._until = self.look_at = time.monotonic() + seconds
         while True:
             if not self._watching:
                 self._watcher.start(self._ring)
@@ -364,11 +365,19 @@ class Doorbell:
             self._look_for_end()
 
     def look(self, now: float) -> None:
-        """To be called now and then: lets the greenlet know if its time is over."""
-        if self._gone is not None and not self._watching:
-            self._look_for_end()  # of a client that has sent its next request, and so has rung already
-        if self._waiting and now >= self._until:
-            self._hub.loop.run_callback(self._ring)
+        """To be called from `look_at` on, every `LOOK_S` or so: lets the greenlet know if its time is over, and whoever
+        watches if the client has left."""
+        self.look_at = math.inf
+        if self._gone is not None:
+            self.look_at = now + 1.0
+            if not self._watching:
+                self._look_for_end()  # of a client that has sent its next request, and so has rung already
+        if self._direct is not None:
+            self.look_at = self._direct.look(now)
+        if self._waiting:
+            self.look_at = self._until
+            if now >= self._until:
+                self._hub.loop.run_callback(self._ring)
 
     def _look_for_end(self) -> None:
         if self._gone is not None:

@@ -15,7 +15,7 @@ import gevent
 from gevent.socket import socket as GeventSocket
 
 from service.answer import Answer
-from service.connection import LOOK_S, ClientGone
+from service.connection import LOOK_S, ClientGone, Doorbell
 from service.environ import PING
 
 
@@ -34,8 +34,9 @@ class Stream(Protocol):
 
 def send(answer: Answer, stream: Stream, pieces: Iterable[bytes]) -> None:
     """Send a stream, from the hub where that can be. `pieces`: the same as the server would iterate over it."""
-    if type(answer.sock) is GeventSocket and answer.is_open_ended:
-        Direct(answer, stream).run()
+    doorbell = answer.reader.doorbell
+    if doorbell is not None and type(answer.sock) is GeventSocket and answer.is_open_ended:
+        Direct(answer, stream).run(doorbell)
     for piece in pieces:
         answer.write(piece)
 
@@ -72,14 +73,14 @@ class Direct:
         self._spoke = True  # since the last look
         self._quiet_since = 0.0
 
-    def run(self) -> None:
+    def run(self, doorbell: Doorbell) -> None:
         """Until all of the stream has been sent but for the end of the body. `ClientGone` when the client does not
         take it."""
         stream = self._stream
         self._answer.write(stream.frames())  # the first ones go out with the head
         self._chunked = self._answer.chunked
         stream.grant()
-        self._answer.reader.direct = self
+        doorbell.send_from_hub(self)
         stream.notify(self._hear)
         try:
             self._hear()  # what has come meanwhile
@@ -92,7 +93,7 @@ class Direct:
                     self._park()
         finally:
             stream.notify(None)
-            self._answer.reader.direct = None
+            doorbell.send_from_hub(None)
 
     def _send_left(self) -> None:
         self._answer.be_patient_again()
@@ -115,15 +116,17 @@ class Direct:
         except Exception as error:  # one stream's trouble is not another's
             self._fail(error)
 
-    def look(self, now: float) -> None:
-        """To be called every `LOOK_S`: shows the client that a silent stream lives."""
+    def look(self, now: float) -> float:
+        """Shows the client that a silent stream lives. When to look again."""
+        often = min(1.0, self._stream.heartbeat / 5)
         if self._spoke:
             self._spoke, self._quiet_since = False, now
-        elif now - self._quiet_since >= self._stream.heartbeat - 2 * LOOK_S and not self._left:
+        elif now - self._quiet_since >= self._stream.heartbeat - 2 * (often + LOOK_S) and not self._left:
             try:
                 self._say(PING)
             except Exception as error:
                 self._fail(error)
+        return now + often
 
     def _say(self, data: bytes) -> None:
         self._answer.sent += len(data)

@@ -90,6 +90,10 @@ def _envelope(status: int, reason: str, code: str = "", headers: Sequence[tuple[
 
 
 @functools.lru_cache(1024)
+def status_line(status: int) -> str:
+    return f"{status} {phrase(status)}"
+
+
 def phrase(status: int) -> str:
     """The reason phrase of a status line."""
     if status == 499:

@@ -54,6 +54,7 @@ STEPS = frozenset(
 
 # What werkzeug makes nothing of. Others it may refuse, or read in its own way.
 _HOST = re.compile(r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,15}(?::[0-9]{1,5})?")
+_MAX_HOSTS = 1024
 
 
 class Express:
@@ -64,6 +65,7 @@ class Express:
         self._routes: dict[tuple[str, str], tuple[Handler, Sequence[str], str, object]] = {}
         self.changed = False
         """Whether a step of Flask's has been replaced on the application itself."""
+        self._hosts = {"-"}  # that are plain, of those that were asked for last
 
     def add(self, route: Route, blueprints: Sequence[str], endpoint: str, view: object) -> None:
         """A fixed route, with the view that stands for it in Flask's `view_functions`."""
@@ -81,7 +83,7 @@ class Express:
         app = self._app
         config = app.config
         if (
-            _HOST.fullmatch(environ.get("HTTP_HOST", "-")) is None
+            ((host := environ.get("HTTP_HOST", "-")) not in self._hosts and not self._is_plain(host))
             or config["TRUSTED_HOSTS"] is not None
             or config["SERVER_NAME"] is not None
             or app.subdomain_matching
@@ -102,6 +104,14 @@ class Express:
         ):
             return None
         return handler
+
+    def _is_plain(self, host: str) -> bool:
+        if _HOST.fullmatch(host) is None:
+            return False
+        if len(self._hosts) >= _MAX_HOSTS:
+            self._hosts.clear()
+        self._hosts.add(host)
+        return True
 
 
 def _apply(hooks: Mapping[Any, Any], blueprints: Sequence[str]) -> bool:

@@ -35,18 +35,17 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None
 class Observed:
     """One request under way: gives it its id, sees its status and its body go by, logs it once it is over."""
 
-    __slots__ = ("_complete", "_environ", "_iterator", "_pieces", "_start_response", "_started", "_status", "id")
+    __slots__ = ("_complete", "_environ", "_pieces", "_start_response", "_started", "_status", "id")
 
     def __init__(self, environ: WSGIEnvironment, start_response: StartResponse) -> None:
         given = environ.get("HTTP_X_REQUEST_ID", "")
-        self.id = given if given and _SANE_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        self.id = given if given and _SANE_ID.fullmatch(given) else random.getrandbits(64).to_bytes(8, "big").hex()
         environ[ID_KEY] = self.id
         self._environ: WSGIEnvironment | None = environ
         self._start_response = start_response
         self._started = time.monotonic()
         self._status = "-"
         self._pieces: Iterable[bytes] = ()
-        self._iterator: Iterator[bytes] | None = None
         self._complete = False
 
     def start_response(
@@ -71,16 +70,9 @@ class Observed:
         return self._pieces if isinstance(self._pieces, EventStream) else None
 
     def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        if self._iterator is None:
-            self._iterator = iter(self._pieces)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._complete = True
-            raise
+        for piece in self._pieces:  # noqa: UP028  # which would close the pieces too: `close` does
+            yield piece
+        self._complete = True
 
     def close(self) -> None:
         try:
@@ -105,7 +97,7 @@ class Observed:
             path = printable(path)
         end = "" if self._complete else " aborted"
         line = f"{environ['REQUEST_METHOD']} {path} -> {self._status}{end} {elapsed_ms:.1f} ms {self.id}"
-        if _lines is not None and _lines.alone:
+        if _lines is not None and _lines.takes:
             _lines.add(line)
         else:
             logger.info("%s", line)
@@ -120,25 +112,30 @@ class Lines(UnblockingHandler):
         super().__init__(fd)
         self._form = self.formatter
         self._second = 0
-        self._stamp = ""
+        self._stamp = self._start = ""
         self.begin()
 
     def begin(self) -> None:
         """In a new process: nothing of its parent's waits here, and its loop is another."""
         self._pid = os.getpid()
+        self._millisecond = 0
         self._waiting: list[bytes] = []
         self._loop: Any = None
         self._ident: Callable[[], int] = int
         self._thread = 0
 
     @property
-    def alone(self) -> bool:
-        """Whether what `logging` would make of a request's line is what `add` makes of it, and may here."""
+    def takes(self) -> bool:
+        """Whether `add` may take a request's line: here, and to the same end as `logging`. What holds for the first
+        line of a turn holds for the others."""
         if self._loop is None and not self._find_loop():
             return False
+        return self._ident() == self._thread and (bool(self._waiting) or self._alone)
+
+    @property
+    def _alone(self) -> bool:
         return (
-            self._ident() == self._thread
-            and len(_headrace.handlers) == 1
+            len(_headrace.handlers) == 1
             and _headrace.handlers[0] is self
             and not (logger.handlers or logger.filters or self.filters or self.level or _headrace.propagate)
             and logger.propagate
@@ -157,15 +154,18 @@ class Lines(UnblockingHandler):
         return True
 
     def add(self, line: str) -> None:
-        now = time.time()
-        second = int(now)
-        if second != self._second:
-            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        text = f"{self._stamp},{int((now - second) * 1000):03d} [{self._pid}] {line}\n"
-        data = text.encode("utf-8", "backslashreplace")
-        self._waiting.append(data)
+        now = int(time.time() * 1000)
+        if now != self._millisecond:
+            self._begin_millisecond(now)
+        self._waiting.append(f"{self._start}{line}\n".encode("utf-8", "backslashreplace"))
         if len(self._waiting) == 1:
             self._loop.run_callback(self.flush)
+
+    def _begin_millisecond(self, now: int) -> None:
+        second, part = divmod(now, 1000)
+        if second != self._second:
+            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        self._millisecond, self._start = now, f"{self._stamp},{part:03d} [{self._pid}] "
 
     def emit(self, record: logging.LogRecord) -> None:
         self.flush()

@@ -27,7 +27,7 @@ _LINE = re.compile(
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
 _NAME = re.compile(rb"[!#$%&'*+\-.^`|~0-9A-Za-z]{1,128}")  # a token without `_`, which an environ cannot tell from `-`
 _MAX_DIGITS = 15
-_MAX_KNOWN = 4096
+_MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 512
 
 # What these ask for changes how a body or the rest of the connection is read.
@@ -60,25 +60,37 @@ class _Line(NamedTuple):
     keeps_alive: bool
 
 
+class _Head(NamedTuple):
+    """What a whole head means. `scheme`: what a proxy says of its client, `HeadReader._scheme`."""
+
+    environ: dict[str, str]
+    lines: list[bytes]
+    line: _Line
+    length: int
+    keeps_alive: bool
+    scheme: bool | None
+
+
 class PlainRequest:
     """What gunicorn's response and access log ask of a request. `length`: bytes of the body. `body`: where the body is
     read from, None when all of it has come with the head. It knows nothing of its environ, which leads to it: that
     would be a circle, and all of a request would lie there until the collector comes."""
 
-    __slots__ = ("_keeps_alive", "_lines", "body", "length", "method", "uri", "version")
+    __slots__ = ("_head", "body", "length", "method", "version")
 
-    def __init__(self, lines: list[bytes], line: _Line, length: int, keeps_alive: bool) -> None:
-        self.method = line.method
-        self.version = line.version
-        self.uri = line.environ["RAW_URI"]
-        self.length = length
+    def __init__(self, head: _Head) -> None:
+        self._head = head
+        _, _, line, self.length, _, _ = head
+        _, self.method, self.version, _ = line
         self.body: Any = None
-        self._lines = lines
-        self._keeps_alive = keeps_alive
+
+    @property
+    def uri(self) -> str:
+        return self._head.environ["RAW_URI"]
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        pairs = (text.decode("latin-1").partition(":") for text in self._lines[1:])
+        pairs = (text.decode("latin-1").partition(":") for text in self._head.lines[1:])
         return [(name.upper(), value.strip(" \t")) for name, _, value in pairs]
 
     @property
@@ -90,14 +102,14 @@ class PlainRequest:
         return self.uri.partition("?")[2]
 
     def should_close(self) -> bool:
-        return not self._keeps_alive
+        return not self._head.keeps_alive
 
 
 class HeadReader:
     """Reads heads under the limits of gunicorn's configuration `cfg`.
 
     Most lines of most heads have come before, from this client or another like it, so lines are remembered with what
-    they mean, and only those that are new are parsed.
+    they mean, and only those that are new are parsed. So are heads that hold nothing else.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -108,15 +120,30 @@ class HeadReader:
         self._schemes = [("HTTP_" + name.replace("-", "_"), secure) for name, secure in schemes if "_" not in name]
         self._known_lines: dict[bytes, _Line] = {}
         self._known_fields: dict[bytes, tuple[str, str]] = {}
+        self._known_heads: dict[bytes, _Head] = {}
 
     def read(self, head: bytes, base: Mapping[str, Any], trusted: bool) -> tuple[PlainRequest, WSGIEnvironment] | None:
         """The request of `head`, which ends with its empty line, and its environ; None if it is not plain. `base`: the
         environ of every request on this connection. `trusted`: whether the peer may say that its client used TLS."""
+        known = self._known_heads.get(head)
+        if known is None:
+            known = self._read(head)
+            if known is None:
+                return None
+        environ = dict(base)
+        environ.update(known.environ)
+        if trusted and known.scheme is not False:
+            if known.scheme is None:
+                return None
+            environ["wsgi.url_scheme"] = "https"
+        return PlainRequest(known), environ
+
+    def _read(self, head: bytes) -> _Head | None:
         lines = head[:-4].split(b"\r\n")
         line = self._known_lines.get(lines[0]) or self._read_line(lines[0])
         if line is None or len(lines) > self._max_lines:
             return None
-        environ = dict(base)
+        environ: dict[str, str] = {}
         known = self._known_fields
         new = []
         for text in lines[1:]:
@@ -130,17 +157,21 @@ class HeadReader:
             if fields is None:
                 return None
             environ.update(fields)
-        if len(environ) != len(base) + len(lines) - 1:
+        if len(environ) != len(lines) - 1:
             return None  # a field is repeated
         length = _length(environ["CONTENT_LENGTH"]) if "CONTENT_LENGTH" in environ else 0
-        if length < 0 or (trusted and not self._find_scheme(environ)):
+        if length < 0:
             return None
-        environ.update(line.environ)
         keeps_alive = line.keeps_alive
         if "HTTP_CONNECTION" in environ:
             connection = environ["HTTP_CONNECTION"].lower()
             keeps_alive = connection == "keep-alive" or (keeps_alive and connection != "close")
-        return PlainRequest(lines, line, length, keeps_alive), environ
+        scheme = self._scheme(environ)
+        environ.update(line.environ)
+        read = _Head(environ, lines, line, length, keeps_alive, scheme)
+        if not new and lines[0] in self._known_lines:
+            _remember(self._known_heads, head, read)
+        return read
 
     def _read_line(self, text: bytes) -> _Line | None:
         found = _LINE.fullmatch(text)
@@ -193,18 +224,16 @@ class HeadReader:
                 _remember(self._known_fields, line, field)
         return fields
 
-    def _find_scheme(self, environ: WSGIEnvironment) -> bool:
-        """Whether the proxy's fields do not contradict each other."""
+    def _scheme(self, environ: Mapping[str, str]) -> bool | None:
+        """Whether a proxy says that its client used TLS; None if its fields contradict each other."""
         said = None
         for key, secure in self._schemes:
             if key in environ:
                 says = environ[key] == secure
                 if said is not None and says is not said:
-                    return False
+                    return None
                 said = says
-        if said:
-            environ["wsgi.url_scheme"] = "https"
-        return True
+        return bool(said)
 
 
 T = TypeVar("T")

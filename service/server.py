@@ -22,7 +22,7 @@ from werkzeug.utils import cached_property
 
 from service import body, log
 from service.config import Settings
-from service.errors import failure, phrase
+from service.errors import failure, status_line
 from service.express import STEPS, Express, names_of
 from service.request import Request
 from service.response import Response, to_response
@@ -194,16 +194,18 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         except Exception as error:  # of a middleware's, or of an error handler's
             return observed.watch(self._last_failure(error, environ)(environ, observed.start_response))
         body = response.body
-        if type(body) is memoryview and not (body.c_contiguous and observed.sends_views(environ)):
-            body = body.tobytes()
-        if isinstance(body, EventStream) and response.is_simple:
-            observed.start_response(f"{response.status} {phrase(response.status)}", list(response.header_list))
-            return observed.watch(body)
-        if not isinstance(body, (bytes, memoryview)) or not response.is_simple:
+        if type(body) is not bytes:
+            if type(body) is memoryview and not (body.c_contiguous and observed.sends_views(environ)):
+                body = body.tobytes()
+            if isinstance(body, EventStream) and response.is_simple:
+                observed.start_response(status_line(response.status), list(response.header_list))
+                return observed.watch(body)
+            if not isinstance(body, (bytes, memoryview)):
+                return observed.watch(self.to_flask(response)(environ, observed.start_response))
+        if not response.is_simple:
             return observed.watch(self.to_flask(response)(environ, observed.start_response))
-        status = f"{response.status} {phrase(response.status)}"
-        size = body.nbytes if isinstance(body, memoryview) else len(body)
-        headers = [*response.header_list, ("Content-Length", str(size))]
+        size = body.nbytes if type(body) is memoryview else len(body)
+        status, headers = status_line(response.status), [*response.header_list, ("Content-Length", str(size))]
         observed.start_response(status, headers)
         return observed.watch((body,))
 
@@ -242,7 +244,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         """Nothing: what gets here ends in `failure`, which logs it with the request's id."""
 
     def to_flask(self, response: Response) -> flask.Response:
-        status = f"{response.status} {phrase(response.status)}"
+        status = status_line(response.status)
         body = response.body.tobytes() if isinstance(response.body, memoryview) else response.body
         flask_response = self.response_class(body, status, direct_passthrough=False)
         flask_response.headers.clear()  # no default type: what the response does not say is not said

@@ -21,7 +21,6 @@ import signal
 import ssl
 import sys
 import time
-from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from types import FrameType
@@ -39,6 +38,7 @@ from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
 from service import direct
+from service.access_log import AccessLog
 from service.answer import Answer
 from service.config import Settings
 from service.connection import LOOK_S, TURN_S, ClientGone, Doorbell, Reader, SlowHead, linger, refuse
@@ -93,6 +93,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # gunicorn's own, whatever they are
         super().__init__(*args, **kwargs)
         self._readers: set[Reader] = set()
+        self._doorbells: set[Doorbell] = set()
         self._looked = 0.0
         self._signals: list[int] = []
         self._quick = False
@@ -111,12 +112,16 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         self.worker_connections = make_room(self.worker_connections)
         streams.allow(self.worker_connections)
         self._accounts = type(self.log).access is not Logger.access  # statsd, or the user's own
+        self._access = AccessLog(self.log, gevent.get_hub().loop.run_callback)
         servers = [self._listen(sock) for sock in self.sockets]
-        while self.alive:
-            self.notify()
-            self._look_for_silent()
-            gevent.sleep(_POLL_S)
-        self._drain(servers)
+        try:
+            while self.alive:
+                self.notify()
+                self._look_for_silent()
+                gevent.sleep(_POLL_S)
+            self._drain(servers)
+        finally:
+            self._access.flush()
 
     # One connection
 
@@ -130,8 +135,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             return
         unread = True  # whether bytes may be left that the client has sent
         heads = self._heads if type(client) is GeventSocket else None
-        reader = Reader(client, self._settings, self._keepalive, Doorbell(client) if heads else None)
+        doorbell = Doorbell(client) if heads else None
+        reader = Reader(client, self._settings, self._keepalive, doorbell)
         self._readers.add(reader)
+        if doorbell is not None:
+            self._doorbells.add(doorbell)
         req: Any = None
         try:
             lean = Lean(heads, reader, self._environ, self.cfg, listener.getsockname(), addr) if heads else None
@@ -167,14 +175,17 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self.handle_error(req, client, addr, error)
         finally:
             self._readers.discard(reader)
-            reader.close()
+            if doorbell is not None:
+                self._doorbells.discard(doorbell)
+                doorbell.close()
+            self._access.flush()  # who sees the connection close may look for the line
             if unread and not self._quick:
                 linger(client)
             client.close()
 
     def _serve_plain(self, reader: Reader, req: PlainRequest, environ: dict[str, Any], sock: Any) -> bool:
         """As `_serve`, with less to do."""
-        started = datetime.now() if self._accounts or self.log.access_log_enabled else None
+        started = time.monotonic_ns() if self._accounts or self.log.access_log_enabled else None
         answer = Answer(req, sock, self.cfg, self, reader, self._settings.send_timeout)
         answer.environ = environ
         try:
@@ -191,7 +202,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def _serve(self, reader: Reader, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request; whether the connection may carry another. Raises only what has not been answered."""
-        started = datetime.now()
+        started = time.monotonic_ns()
         environ: dict[str, Any] = {}
         answer: Answer | None = None
         try:
@@ -217,7 +228,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             if answer is not None:
                 answer.environ = {}  # which leads back here
 
-    def _run(self, answer: Answer, environ: dict[str, Any], req: Any, started: datetime | None) -> bool:
+    def _run(self, answer: Answer, environ: dict[str, Any], req: Any, started: int | None) -> bool:
         """Call the application and account for its answer; whether the connection may carry another. `started`: None
         where nobody asks."""
         self._count()
@@ -227,7 +238,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._respond(answer, environ)
         finally:
             if started and answer.headers_sent:
-                self.log.access(answer, req, environ, datetime.now() - started)
+                self._access.add(answer, req, environ, (time.monotonic_ns() - started) // 1000)
         return not answer.should_close()
 
     def _broke_off(self, reader: Reader, req: Any, answer: Answer | None, error: BaseException) -> bool:
@@ -292,7 +303,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         environ.update(REMOTE_ADDR=host, REMOTE_PORT=str(port))
         answer = wsgi.Response(req, client, self.cfg)
         answer.status = f"{status} {HTTPStatus(status).phrase}"
-        self.log.access(answer, req, environ, timedelta())
+        self._access.add(answer, req, environ, 0)
 
     def _refuse(
         self, client: Any, addr: Any, status: int, reason: str, detail: str = "", *, to_head: bool = False
@@ -349,8 +360,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            for number, reader in enumerate(list(self._readers), 1):
-                reader.look(now)
+            due = [doorbell for doorbell in self._doorbells if doorbell.look_at <= now]
+            for number, doorbell in enumerate(due, 1):
+                doorbell.look(now)
                 if number % _LOOKED_AT_ONCE == 0:
                     gevent.sleep(TURN_S)  # thousands of streams may have nothing to say, and each is to say so
 

@@ -9,12 +9,15 @@ it by its name, and a record carries its `wire_id`.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+import orjson
 
 from workers import strict_json
 from workers.errors import InvalidInput, InvalidOutput
@@ -35,13 +38,18 @@ class Codec:
 
 def decode_row(body: bytes | memoryview, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     """One row; members that no spec names are ignored."""
+    raw = body if type(body) is bytes else bytes(body)
     try:
-        members = strict_json.loads(body)
+        members = strict_json.loads(raw, wide_integers=False)  # to no dtype is one of those more than its double
     except strict_json.InvalidJSON:
         raise InvalidInput("invalid json") from None
     if not isinstance(members, dict):
         members = {}  # then the first tensor is missing
-    return {spec.name: _array(members.get(spec.name), spec) for spec in inputs}
+    literals = len(raw) < _LONG or _may_list_literals(raw)
+    arrays = {}
+    for spec in inputs:
+        arrays[spec.name] = _array(members.get(spec.name), spec, literals)
+    return arrays
 
 
 def encode_row(outputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> bytes:
@@ -49,12 +57,16 @@ def encode_row(outputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> byt
 
     A float16 or float32 is written as the shortest text that reads back as the same float16 or float32.
     """
-    members = {spec.name: _nested_lists(outputs[spec.name][0]) for spec in specs}
+    members: dict[str, bytes] = {}
     try:
-        return strict_json.dumps(members)
+        for spec in specs:
+            name = spec.name
+            members[name] = _member(name) + _row_text(outputs[name][0])
     except ValueError:
-        culprit = next((name for name in members if not np.isfinite(outputs[name]).all()), "the answer")
+        names = [spec.name for spec in specs]
+        culprit = next((name for name in names if not np.isfinite(outputs[name]).all()), "the answer")
         raise InvalidOutput(f"{culprit!r} holds NaN or Infinity, for which JSON has no form") from None
+    return b"{%b}" % b",".join(members.values())
 
 
 # What a member of a tensor of each dtype may be in JSON: how it is packed, the types it is read as (a bool is
@@ -80,18 +92,33 @@ _LISTS = frozenset((list,))
 _DTYPES = {name: np.dtype(name) for name in DTYPES}
 
 
-def _array(value: object, spec: TensorSpec) -> Array:
-    """`value`, nested lists, as an array of shape (1, *spec.shape); level by level, each in one pass of C."""
+# From how many bytes of body on it is cheaper to look for literals than at every member.
+_LONG = 256
+
+
+def _may_list_literals(raw: bytes) -> bool:
+    """Whether some list of a JSON text may hold true, false or null: a u or an l behind the first bracket."""
+    start = max(raw.find(b"["), 0)
+    return raw.find(b"u", start) >= 0 or raw.find(b"l", start) >= 0
+
+
+def _array(value: object, spec: TensorSpec, literals: bool) -> Array:
+    """`value`, nested lists, as an array of shape (1, *spec.shape); level by level, each in one pass of C.
+
+    Without `literals` a list cannot hold a bool, which is all that `_pack` would wrongly take for a number.
+    """
     letter, types, _ = _FORMS[spec.dtype]
-    if type(value) is list and spec.shape == (len(value),) and types.issuperset(map(type, value)):
+    shape = spec.shape
+    look = literals or not shape or types is _BOOLEANS
+    if type(value) is list and shape == (len(value),) and (not look or types.issuperset(map(type, value))):
         # One dimension, as most have.
         try:
-            return np.ndarray((1, len(value)), _DTYPES[spec.dtype], _pack(letter, value))
+            return np.ndarray((1, len(value)), _DTYPES[spec.dtype], _packer(letter, len(value))(*value))
         except (struct.error, OverflowError):
             raise _misfit(spec) from None
     members: list[object] = [value]
-    shape = [1]
-    for length in spec.shape:
+    lengths_found = [1]
+    for length in shape:
         if not _LISTS.issuperset(map(type, members)):
             raise _misfit(spec)
         lists: list[list[object]] = members  # type: ignore[assignment]
@@ -99,15 +126,15 @@ def _array(value: object, spec: TensorSpec) -> Array:
         found = lengths.pop() if lengths else max(length, 0)
         if lengths or (found != length and length != -1):
             raise _misfit(spec)
-        shape.append(found)
+        lengths_found.append(found)
         members = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
-    if not types.issuperset(map(type, members)):
+    if look and not types.issuperset(map(type, members)):
         raise _misfit(spec)
     try:
         packed = _pack(letter, members)
     except (struct.error, OverflowError):
         raise _misfit(spec) from None
-    return np.ndarray(shape, spec.dtype, packed)
+    return np.ndarray(lengths_found, spec.dtype, packed)
 
 
 def _misfit(spec: TensorSpec) -> InvalidInput:
@@ -120,7 +147,68 @@ def _misfit(spec: TensorSpec) -> InvalidInput:
     return InvalidInput(f"{spec.name!r} must hold {lengths} {noun}{'' if spec.shape == (1,) else 's'}")
 
 
-_NARROW = {"e", "f"}  # dtype.char of float16 and float32, which are also their letters to `struct`
+@lru_cache(1024)
+def _member(name: str) -> bytes:
+    return strict_json.dumps(name) + b":"
+
+
+# By dtype.char, which for the floats is also their letter to `struct`.
+_WHOLE = frozenset("?bBhHiIlLqQ")
+_NARROW = frozenset("ef")
+_E, _N = b"en"
+
+
+def _row_text(row: Array) -> bytes:
+    """The JSON of a row, or a `ValueError`; the same text as that of `_nested_lists`, mostly by orjson.
+
+    orjson writes a float16 as if it were a float32, has read foreign bytes as native ones (3.10.0), and refuses what
+    is not laid out in C order.
+    """
+    dtype = row.dtype
+    char = dtype.char
+    if dtype.isnative and (char in _WHOLE or char == "f" or char == "d"):
+        try:
+            text = orjson.dumps(row, None, orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError:
+            return _exact_text(row)
+        if char in _WHOLE:
+            return text
+        if _N in text:  # null
+            raise ValueError("NaN or Infinity")
+        if _E not in text and text.find(b"0.0000") < 0:
+            # Decimals of at least 0.0001, which have no other form. A float32 is safe here with a reader that rounds
+            # twice, too: its nine digits at most end at the twelfth place or before. Such a decimal that is not
+            # itself a middle between two float32 (25 bits times a power of two) is further from it than half a bit of
+            # a double, for 5**12 * 2**25 < 2**53.
+            return text
+        return _exponents_as_python_has_them(text, row) or _exact_text(row)
+    return _exact_text(row)
+
+
+_SMALL = re.compile(rb"0\.0000(?<![0-9]0\.0000)([0-9]+)")
+
+
+def _exponents_as_python_has_them(text: bytes, row: Array) -> bytes | None:
+    """`text` with 0.000012 as 1.2e-05 and 1e-7 as 1e-07; None where more than that may be to do."""
+    if text.count(b"e") != text.count(b"e-"):
+        return None
+    if row.dtype.char == "f":
+        flat = orjson.loads(b"[" + text.translate(None, b"[]") + b"]")
+        if _pack("f", flat) != row.tobytes():
+            return None
+    head, *tails = _SMALL.sub(_with_exponent, text).split(b"e-")
+    return b"e-".join([head, *[tail if tail[1:2].isdigit() else b"0" + tail for tail in tails]])
+
+
+def _with_exponent(small: re.Match[bytes]) -> bytes:
+    decimals = small[1]
+    digits = decimals.lstrip(b"0")
+    point = b"." if len(digits) > 1 else b""
+    return b"%b%b%be-%02d" % (digits[:1], point, digits[1:], 5 + len(decimals) - len(digits))
+
+
+def _exact_text(row: Array) -> bytes:
+    return strict_json.exact_dumps(_nested_lists(row))
 
 
 def _nested_lists(row: Array) -> object:
@@ -139,8 +227,13 @@ def _nested_lists(row: Array) -> object:
 
 
 def _pack(letter: str, values: Sequence[object]) -> bytes:
+    return _packer(letter, len(values))(*values)
+
+
+@lru_cache(1024)
+def _packer(letter: str, length: int) -> Callable[..., bytes]:
     """Standard sizes (`=`): only these refuse what would become infinite, or does not fit the integer."""
-    return struct.pack(f"={len(values)}{letter}", *values)
+    return struct.Struct(f"={length}{letter}").pack
 
 
 JSON_ROW = Codec("json-row", 1, "application/json", decode_row, encode_row)

@@ -65,6 +65,8 @@ _QUEUED, _DONE, _SPILLED, _FAILED = (
     int(SlotState.SPILLED),
     int(SlotState.FAILED),
 )
+LOOK_NS = 1_000_000_000
+"""How often all tasks are looked through for deadlines that have passed, at least."""
 _TEXTS: dict[int, tuple[type[PoolError], str]] = {
     SlotState.CANCELLED: (Cancelled, "the task was cancelled"),
     SlotState.EXPIRED: (DeadlineExceeded, "no answer within the deadline"),
@@ -139,6 +141,7 @@ class ClientCore:
         self._frames = FrameReader()
         self._seqs = itertools.count(1)
         self._spills = itertools.count(1)
+        self._next_expiry = 0
         self._changes = itertools.count(1)
         self._turn = 0
         self._open: dict[int, Task] = {}
@@ -287,6 +290,8 @@ class ClientCore:
         self.arena.words[task.base >> 3] = seq << 8 | _QUEUED
         self._tasks[seq] = task
         self._open[seq] = task
+        if task.deadline_ns < self._next_expiry:
+            self._next_expiry = task.deadline_ns
         spill = 0 if task.spill is None else task.spill.id
         return RECORD.pack(self.arena_id, seq, task.deadline_ns, now_ns, spill, task.slot, 0, task.codec, rows, stream)
 
@@ -381,11 +386,16 @@ class ClientCore:
 
     def expire(self, now_ns: int) -> list[Task]:
         """The tasks whose deadline has passed; their slots stay leased until the final frame."""
-        return [
-            task
-            for task in list(self._open.values())
-            if task.deadline_ns <= now_ns and self.abandon(task, DeadlineExceeded("no answer within the deadline"))
-        ]
+        if now_ns < self._next_expiry:
+            return []
+        # From here on a task of another thread may bring it forward; should that be lost, a second is.
+        self._next_expiry = now_ns + LOOK_NS
+        waiting = list(self._open.values())
+        self._next_expiry = min(
+            [self._next_expiry, *[task.deadline_ns for task in waiting if task.deadline_ns > now_ns]]
+        )
+        late = [task for task in waiting if task.deadline_ns <= now_ns]
+        return [task for task in late if self.abandon(task, DeadlineExceeded("no answer within the deadline"))]
 
     def lose(self) -> list[Task]:
         """The pool is gone, and with it whatever was under way."""

@@ -1,4 +1,4 @@
-"""Headrace with two routes besides its own: an ordinary Flask view, and one route over any model by its name."""
+"""Headrace with routes besides its own: an ordinary Flask view, one over any model by its name, and streams."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def predict(request: Request) -> Response:
     status = pool.admit(name)
     outputs = pool.predict(name, CODEC.decode(request.body, status.inputs))
     return Response.bytes(CODEC.encode(outputs, status.outputs), CODEC.content_type)
+
+
+def stream_of(model: str) -> None:
+    @server.get(f"/{model}")
+    def stream(request: Request) -> Response:
+        return Response.stream(request, lambda caller: pool.stream(model, {}, caller=caller))
+
+
+for model in ("ticks", "idle", "endless"):
+    stream_of(model)

@@ -40,9 +40,30 @@ COMMANDS: dict[str, list[str]] = {
     "headrace": HEADRACE,
     "headrace-access-log": [*HEADRACE, "--access-logfile", "access.log"],
     "headrace-routes": [*HEADRACE, "tests.bench.apps:server"],
+    "headrace-streams": [*HEADRACE, "tests.bench.apps:server"],
     "flask": [*GUNICORN, *PLAIN, "tests.bench.peer_flask:app"],
+    "flask-streams": [*GUNICORN, *PLAIN, "--worker-connections", "6500", "tests.bench.peer_flask:app"],
     "mosec": MOSEC,
     "mosec-batching": [*MOSEC, "--batch"],
+}
+# The pool's configuration where a server needs more than the packaged default.
+CONFIGS: dict[str, str] = {
+    "headrace-streams": """
+[models.score]
+model = "workers.models.dense:Dense"
+
+[models.ticks]
+model = "tests.bench.ticks:Ticks"
+max_queue = 5000
+
+[models.idle]
+model = "tests.bench.ticks:Idle"
+max_queue = 5000
+
+[models.endless]
+model = "tests.bench.ticks:Endless"
+max_queue = 5000
+""",
 }
 
 
@@ -106,7 +127,7 @@ def running(name: str, mosec: Path | None = None) -> Iterator[Server]:
             process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=_environ(directory),
+                env=_environ(directory, CONFIGS.get(name)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -123,13 +144,18 @@ def running(name: str, mosec: Path | None = None) -> Iterator[Server]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _environ(directory: Path) -> dict[str, str]:
+def _environ(directory: Path, config: str | None) -> dict[str, str]:
+    configured = {}
+    if config is not None:
+        (directory / "headrace.toml").write_text(config)
+        configured["HEADRACE_CONFIG"] = str(directory / "headrace.toml")
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "GUNICORN_", "MOSEC_"))
     }
     inherited.pop("VIRTUAL_ENV", None)
     return {
         **inherited,
+        **configured,
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(directory),

@@ -26,6 +26,7 @@ from tests.bench.environments import MOSEC, environment, py_spy
 from tests.bench.load import Run, each_connection, find_wrk, wrk
 from tests.bench.pieces import own_core, owner, piece, sampled, shares
 from tests.bench.servers import Server, running
+from tests.bench.tables import end, heading, row, verdict
 
 ROUNDS = int(os.environ.get("HEADRACE_BENCH_ROUNDS", "5"))
 SECONDS = int(os.environ.get("HEADRACE_BENCH_SECONDS", "3"))
@@ -214,22 +215,6 @@ class Comparison:
             print()
 
 
-def verdict(ratios: list[float], least: float | None = None, most: float | None = None) -> list[str]:
-    """The median, the span of the rounds, what is wanted, and whether that holds."""
-    ratio = median(ratios)
-    wanted = f">= {least:g} x" if least is not None else f"<= {most:g} x" if most is not None else ""
-    held = (least is None or ratio >= least) and (most is None or ratio <= most)
-    return [f"{ratio:.2f} x", f"{min(ratios):.2f} to {max(ratios):.2f}", wanted, ("no", "yes")[held] if wanted else ""]
-
-
-def heading(text: str) -> None:
-    print(f"\n### {text}\n")
-
-
-def row(*cells: str) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
 def chosen() -> list[str]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.web")
     parser.add_argument(
@@ -239,12 +224,6 @@ def chosen() -> list[str]:
     if unknown := sorted(set(parts) - set(PARTS)):
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     return parts
-
-
-def end(number: int, _: object) -> None:
-    """The servers have to be ended, too: once."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit("ended by a signal")
 
 
 def main() -> None:

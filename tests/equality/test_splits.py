@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.equality.corpus import ENTRIES, SUBJECTS
 from tests.equality.differences import told
 from tests.equality.servers import HEADRACE, Servers
+from tests.equality.wire import Record
 
 SPLIT = (
     "method GET",
@@ -57,7 +60,7 @@ def test_a_request_in_two_pieces_is_answered_as_it_is_whole(servers: Servers, na
     found = []
     for at in range(1, len(entry.parts[0])):
         split = servers.ask(HEADRACE, app, entry, split_at=at)
-        if split != whole:
+        if not _alike(whole, split):
             found.append(f"cut at {at}:\n{told(entry.bytes, whole, split)}")
     assert not found, "\n".join([f"{len(found)} cuts of {name}", *found[:5]])
 
@@ -73,6 +76,12 @@ def test_what_comes_behind_its_head_is_answered_as_if_it_had_come_with_it(server
             if ("ours" if app == "express" else app) in entry.apps:
                 whole = servers.record(HEADRACE, app, entry)
                 split = servers.ask(HEADRACE, app, entry, split_at=len(head + blank))
-                if split != whole:
+                if not _alike(whole, split):
                     found.append(f"{entry.name} ({app}):\n{told(entry.bytes, whole, split)}")
     assert not found, "\n".join([f"{len(found)} entries", *found[:20]])
+
+
+def _alike(whole: Record, split: Record) -> bool:
+    """Once the first piece has been answered and the connection closed, a second one meets a reset."""
+    late = split.end == "reset" and whole.end == "closed" and bool(whole.answers)
+    return (replace(split, end="closed") if late else split) == whole

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.service.beside import OURS, alike, both, is_lean, request, running
 from tests.service.serving import PATIENCE_S, until
 
@@ -82,6 +84,57 @@ def test_the_access_log_and_statsd_are_told_the_same(tmp_path: Path) -> None:
     assert counts["web.gunicorn.log.exception:1|c|@1.0"] == counts["web.gunicorn.log.warning:1|c|@1.0"] == 3
 
 
+IN_ITS_OWN_HANDS = """
+from service import gunicorn_conf
+from service.gunicorn_conf import *
+
+def worker_exit(server, worker):
+    gunicorn_conf.worker_exit(server, worker)
+    print("untouched" if worker._access.is_untouched() else "touched", flush=True)
+"""
+
+
+@pytest.mark.parametrize("form", [FORMAT, None, "%(m)s %(U)-9s %(s)5s"])
+def test_the_lines_of_the_access_log_are_gunicorns(tmp_path: Path, form: str | None) -> None:
+    files = tmp_path / "ours", tmp_path / "theirs"
+    flags = ["--access-logformat", form] if form else []
+    with both(*flags, each=[("--access-logfile", str(file)) for file in files]) as pair:
+        alike(pair, LOGGED)
+    ours, theirs = (file.read_text().splitlines() for file in files)
+    if form == FORMAT:
+        assert [logged(line) for line in ours] == [logged(line) for line in theirs]
+    else:
+        without_time = [[re.sub(r"\[.*?\]", "[]", line) for line in lines] for lines in (ours, theirs)]
+        assert without_time[0] == without_time[1]
+    assert len(ours) >= len(LOGGED)
+
+
+def test_lines_leave_logging_out_only_while_nothing_of_the_users_is_there(tmp_path: Path) -> None:
+    config = tmp_path / "gunicorn.conf.py"
+    config.write_text(IN_ITS_OWN_HANDS)
+    for flags, said in (
+        (("--access-logfile", str(tmp_path / "access")), "untouched"),
+        (("--access-logfile", str(tmp_path / "access"), "--statsd-host", "127.0.0.1:9"), "touched"),
+        ((), "touched"),
+    ):
+        with running(OURS, *flags, config=config) as server:
+            server.exchange(request("/"))
+            server.process.terminate()
+            assert server.line() == said
+
+
+def test_the_lines_of_a_connection_are_there_once_it_is_closed(tmp_path: Path) -> None:
+    file = tmp_path / "access"
+    with running(OURS, "--access-logfile", str(file), "--access-logformat", "%(U)s") as server:
+        asked = []
+        for number in range(50):
+            asked += [f"/{number}", f"/{number}/refused"][: 1 + number % 2]
+            ends = request(f"/{number}/refused", "Transfer-Encoding: chunked", body=b"none\r\n") if number % 2 else b""
+            first = f"GET /{number} HTTP/1.1\r\nHost: a\r\n\r\n".encode() if ends else request(f"/{number}")
+            server.exchange(first + ends)
+            assert file.read_text().splitlines() == asked
+
+
 def udp() -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
@@ -118,6 +171,9 @@ def test_a_log_file_that_is_moved_away_is_opened_anew_at_usr1(tmp_path: Path) ->
 
 
 def test_the_access_log_goes_to_standard_output_and_to_syslog_when_asked_to() -> None:
+    with running(OURS, "--access-logfile", "-", "--access-logformat", "%(U)s") as server:
+        server.exchange(request("/only-there"))
+        assert server.line() == "/only-there"
     with udp() as syslog:
         to = f"udp://127.0.0.1:{syslog.getsockname()[1]}"
         with running(OURS, "--access-logfile", "-", "--log-syslog", "--log-syslog-to", to) as server:

@@ -68,13 +68,13 @@ def lines(tmp_path: Path) -> Iterator[log.Lines]:
 def test_request_lines_pass_logging_by_only_while_nobody_has_a_say_in_them(lines: log.Lines) -> None:
     requests, headrace = logging.getLogger("headrace.request"), logging.getLogger("headrace")
     headrace.handlers = [lines]  # pytest has put its own beside it
-    assert lines.alone
+    assert lines.takes
 
     def only_meanwhile(change: Callable[[], object], back: Callable[[], object]) -> None:
         change()
-        assert not lines.alone
+        assert not lines.takes
         back()
-        assert lines.alone
+        assert lines.takes
 
     other = logging.NullHandler()
     for logger in (requests, headrace):

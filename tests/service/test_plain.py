@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from service.config import Settings
 from service.connection import Reader
+from service.environ import WATCH_KEY
 from service.lean import Lean, may_be_lean
 from service.plain import HeadReader
 from tests.lengths import FUZZ_EXAMPLES
@@ -76,7 +77,7 @@ NOT_PLAIN = {
     "too long a line": b"GET /" + b"x" * 8190 + b" HTTP/1.1\r\nHost: a\r\n",
 }
 
-NEVER_EQUAL = ("wsgi.input", "wsgi.errors", "wsgi.early_hints")
+NEVER_EQUAL = ("wsgi.input", "wsgi.errors", "wsgi.early_hints", WATCH_KEY)
 
 
 @pytest.fixture(scope="module")
