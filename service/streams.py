@@ -124,6 +124,7 @@ class EventStream:
         until = time.monotonic() + self.heartbeat
         while not (data := self.frames()):
             if self.over or self._stream is None:
+                self.close()  # not every server does that at once
                 if isinstance(self._cut, Cancelled):
                     raise ClientLeft
                 raise StopIteration
