@@ -213,6 +213,16 @@ def test_a_client_that_leaves_later_is_an_answer_that_broke_off() -> None:
     assert watch.gone is None
 
 
+def test_a_client_that_the_pools_client_has_seen_leave_is_no_complete_answer_either() -> None:
+    stream = played(b"a")
+    body = begun(stream)
+    assert next(body) == tokens("a")
+    stream.end(Cancelled("the client has gone"))
+    assert next(body) == ERROR % (b"the client has gone", b"CANCELLED")
+    with pytest.raises(BrokenPipeError):
+        next(body)
+
+
 def test_without_a_server_that_watches_the_pools_client_does() -> None:
     callers: list[object] = []
     stream = StubStream()
