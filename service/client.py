@@ -40,7 +40,8 @@ class PieceStream(Protocol):
         is there already. It must not switch. None: no more of that."""
 
     def close(self) -> None:
-        """Cancel it unless it has ended; nothing is to be taken any more. Any number of times."""
+        """Cancel it unless it has ended; nothing is to be taken any more, and nobody waits any longer. Any number of
+        times."""
 
     def __iter__(self) -> Iterator[bytes]: ...
 

@@ -33,7 +33,6 @@ Start = Callable[[socket.socket | None], PieceStream]
 is seen to."""
 
 FIRST_PIECE_S = 15.0  # then the headers go out without one, and what fails later has no status of its own
-_LOOK_S = 1.0  # a body that is iterated over looks so often whether it has been ended from outside
 
 logger = logging.getLogger("headrace")
 
@@ -63,6 +62,7 @@ class EventStream:
         self._cut: PoolError | None = None  # why it is ended from outside
         self._heard: Callable[[], None] | None = None
         self._given = False
+        self._has_left = False  # the client, as the end has shown
         _take_place(self)
 
     def begin(self, start: Start, environ: WSGIEnvironment, seconds: float = FIRST_PIECE_S) -> EventStream:
@@ -78,7 +78,7 @@ class EventStream:
                 if left <= 0:
                     self._ready = PING
                     break
-                stream.wait(min(left, _LOOK_S))
+                stream.wait(left)
                 self._collect()
             failure = self._failure()
             if failure is not None and not self._ready:
@@ -125,13 +125,14 @@ class EventStream:
         until = time.monotonic() + self.heartbeat
         while not (data := self.frames()):
             if self.over or self._stream is None:
-                if isinstance(self._cut, Cancelled):
+                self.close()  # not every server does that at once
+                if self._has_left:
                     raise ClientLeft
                 raise StopIteration
             left = until - time.monotonic()
             if left <= 0:
                 return PING
-            self._stream.wait(min(left, _LOOK_S))
+            self._stream.wait(left)
         return data
 
     def close(self) -> None:
@@ -203,6 +204,7 @@ class EventStream:
 
     def _ending(self) -> bytes:
         failure = self._failure()
+        self._has_left = isinstance(failure, Cancelled)
         try:
             if failure is not None:
                 return self._form.failed(failure)

@@ -52,6 +52,7 @@ from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
+_LOOKED_AT_ONCE = 50
 _KILL_S = 0.3
 _END_STREAMS_S = 2.0  # streams have so much less than other requests: their ends have to be sent
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read
@@ -362,8 +363,11 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            for doorbell in [doorbell for doorbell in self._doorbells if doorbell.look_at <= now]:
+            due = [doorbell for doorbell in self._doorbells if doorbell.look_at <= now]
+            for number, doorbell in enumerate(due, 1):
                 doorbell.look(now)
+                if number % _LOOKED_AT_ONCE == 0:
+                    gevent.sleep(TURN_S)  # thousands of streams may have nothing to say, and each is to say so
 
     def _close_idle(self) -> None:
         now = time.monotonic()

@@ -3,7 +3,8 @@
     client (web process) ── lease a slot, write the inputs ──▶ arena (memory file, one for each client)
       │        ▲                                                  ▲ outputs written in place
       │        └──── frame (16 bytes, reply pipe) ◀─────────────┐ │
-      └─ record (64 bytes) ──▶ queue (pipe, one for each model) ─▶ worker: inbox, batch, predict
+      └─ record (64 bytes) ──▶ queue (pipe, one for each model) ─▶ worker: inbox, batch, predict; live streams, whose
+                                                                  pieces follow their frames in the reply pipe
     pool: starts, watches and replaces workers; hands out descriptors; never on the path of a request
 
 Nothing here imports the web tier.
@@ -26,7 +27,8 @@ from workers.errors import (
     TooLarge,
     WorkerDied,
 )
-from workers.model import Model, TensorSpec
+from workers.model import Last, Model, TensorSpec
+from workers.pieces import Pieces
 from workers.status import ModelStatus, State
 
 __all__ = [
@@ -37,12 +39,14 @@ __all__ = [
     "Future",
     "InvalidInput",
     "InvalidOutput",
+    "Last",
     "Model",
     "ModelFailed",
     "ModelNotFound",
     "ModelStatus",
     "NotReady",
     "Overloaded",
+    "Pieces",
     "PoolError",
     "PoolLost",
     "Refused",

@@ -13,6 +13,7 @@ in `_open` while somebody waits for that, then in `_settled` until its answer is
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -54,6 +55,7 @@ from workers.records import (
     FrameReader,
     SlotState,
 )
+from workers.slots import Slots
 from workers.status import ModelStatus
 from workers.tensors import Layout, Layouts, align
 
@@ -124,11 +126,7 @@ class Task:
 
 
 class ClientCore:
-    """The slots of `arena`, known to the pool as `arena_id`, shared out among `models`.
-
-    A quarter of the slots of each size is kept apart, a few for each model, so that a model that hangs with
-    everything it could lease leaves some for the others.
-    """
+    """Of the tasks in the slots of `arena`, known to the pool as `arena_id`, for `models`."""
 
     def __init__(self, arena: Arena, arena_id: int, models: Sequence[ModelStatus], spill_limit: int) -> None:
         self.arena = arena
@@ -150,20 +148,8 @@ class ClientCore:
         self._tasks: dict[int, Task] = {}
         self._settled: dict[int, Task] = {}
         self._written: list[bytes] = [b""] * len(arena.bases)  # descriptor that lies at the start of each slot
-        self._free: list[deque[int]] = []
-        self._home: list[deque[int]] = []
-        kept = [0 if len(models) < 2 else count // 4 // len(models) for _, count, _ in arena.classes]
-        privates: list[list[deque[int]]] = [[] for _ in models]
-        for k, (_, count, _) in enumerate(arena.classes):
-            slots = range(arena.firsts[k], arena.firsts[k] + count)
-            shares = [deque(slots[i * kept[k] : (i + 1) * kept[k]]) for i in range(len(models))]
-            shared = deque(slots[len(models) * kept[k] :])
-            for i, share in enumerate(shares):
-                privates[i].append(share)
-                self._home += [share] * len(share)
-            self._home += [shared] * len(shared)
-            self._free.append(shared)
-        for status, private in zip(models, privates, strict=True):
+        self._slots = Slots(arena, len(models))
+        for status, private in zip(models, self._slots.privates, strict=True):
             self.models[status.name] = ModelView(status, private)
 
     def model(self, name: str) -> ModelView:
@@ -268,14 +254,14 @@ class ClientCore:
         slot = -1
         for k, (slot_bytes, _, _) in enumerate(arena.classes):
             if need <= slot_bytes:
-                slot = self._take(model, k)
+                slot = self._slots.take(model.private, k)
                 if slot >= 0:
                     break
         if slot < 0:
             # No slot is free that holds it: a small one and a memory file do. A slot is needed all the same.
             spill = need > arena.classes[0][0]
             k = 0
-            slot = self._take(model, 0) if spill else -1
+            slot = self._slots.take(model.private, 0) if spill else -1
             if slot < 0:
                 raise Overloaded("every slot is taken")
         seq = next(self._seqs)
@@ -285,22 +271,12 @@ class ClientCore:
                 fd = reserve("headrace-spill", max(size, 1), pause)
                 task.spill = Spill(self.arena_id << 32 | next(self._spills), fd)
             except (NotEnoughMemory, OSError) as error:
-                self._home[slot].append(slot)
+                self._slots.give_back(slot)
                 raise Overloaded(f"the inputs cannot be stored: {error}") from None
             except BaseException:
-                self._home[slot].append(slot)
+                self._slots.give_back(slot)
                 raise
         return task
-
-    def _take(self, model: ModelView, k: int) -> int:
-        try:
-            return self._free[k].pop()
-        except IndexError:
-            pass
-        try:
-            return model.private[k].pop()
-        except IndexError:
-            return -1
 
     def _spill_inputs(self, task: Task, spill: Spill, layout: Layout, inputs: Mapping[str, Array]) -> None:
         spill.map[: len(layout.descriptor)] = layout.descriptor
@@ -460,8 +436,7 @@ class ClientCore:
     @property
     def leased(self) -> int:
         """Slots that are out: under way, or with an answer not yet taken."""
-        free = sum(len(d) for d in self._free) + sum(len(d) for m in self.models.values() for d in m.private)
-        return len(self._home) - free
+        return self._slots.out
 
     @property
     def under_way(self) -> int:
@@ -519,10 +494,12 @@ class ClientCore:
         """The pieces of a stream that have come, to be consumed by whoever calls, one at a time."""
         come = task.pieces
         pieces = []
-        while come:
-            piece = come.popleft()
-            task.consumed += len(piece) + PIECE_COST
-            pieces.append(piece)
+        # One that closes the stream meanwhile takes them, too.
+        with contextlib.suppress(IndexError):
+            while come:
+                piece = come.popleft()
+                task.consumed += len(piece) + PIECE_COST
+                pieces.append(piece)
         return pieces
 
     def release(self, task: Task) -> None:
@@ -565,7 +542,7 @@ class ClientCore:
 
     def _give_back(self, task: Task) -> None:
         self._drop_spill(task)
-        self._home[task.slot].append(task.slot)
+        self._slots.give_back(task.slot)
 
     def _drop_spill(self, task: Task) -> None:
         if task.spill is not None:

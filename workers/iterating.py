@@ -68,6 +68,8 @@ class Threads:
                 if not live.verdict and self._streams.send(live, piece) and live.credit != credit:
                     live.data.set()
             elif live.verdict:
+                if error is not None:
+                    self._streams.explain(error)  # into the log; nobody waits for it
                 self._streams.end(live, live.verdict)
             elif error is not None:
                 self._streams.end(live, _FAILED, self._streams.explain(error))

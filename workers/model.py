@@ -142,7 +142,9 @@ class Steps(Protocol):
 
     def step(self, states: Sequence[Any]) -> Sequence[Piece | Last | Exception | None]:
         """Advance the streams of `states`; in the same order for each a piece, which may be empty, `Last(piece)`, None
-        if it has ended, or an exception that ends it alone. If it raises, all of them end with `MODEL_FAILED`."""
+        if it has ended, or an exception that ends it alone. If it raises, all of them end with `MODEL_FAILED`.
+
+        It is called again and again while there are streams: with nothing to say it should wait a moment itself."""
 
 
 @runtime_checkable

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from workers.errors import Draining, NotReady, Overloaded, from_code
+from workers.slots import Private
 from workers.status import ModelStatus, State
 from workers.tensors import InputChecks
 
@@ -28,7 +27,7 @@ class ModelView:
         "stream_checks",
     )
 
-    def __init__(self, status: ModelStatus, private: list[deque[int]]) -> None:
+    def __init__(self, status: ModelStatus, private: Private) -> None:
         self.private = private
         self.abandoned: set[int] = set()  # sequence numbers of tasks that nobody waits for, and no final frame yet
         self.update(status)

@@ -101,14 +101,17 @@ class Pieces:
         task = self._task
         come = task.pieces
         assert come is not None
-        while not come:
-            if self.ended:
-                raise self._failure or StopIteration
-            self.wait(None)
-        piece = come.popleft()
-        task.consumed += len(piece) + PIECE_COST
-        self._core.grant(task)
-        return piece
+        while True:
+            try:
+                piece = come.popleft()
+            except IndexError:
+                if self.ended:
+                    raise self._failure or StopIteration from None
+                self.wait(None)
+                continue
+            task.consumed += len(piece) + PIECE_COST
+            self._core.grant(task)
+            return piece
 
     def __del__(self) -> None:
         if not self._over:

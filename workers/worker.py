@@ -30,6 +30,8 @@ log = logging.getLogger("headrace.worker")
 LOOK_NS = 50_000_000
 """How often a worker that never runs dry looks at its control socket."""
 HOLD_BACK_S = 0.001
+JOIN_NS = 5_000_000
+"""How long live streams may wait for others to join them. It is looked at after `max_batch` of them."""
 WARM_NS = 1_000_000
 """How long a replica that has just run a batch goes before the others: its caches still hold the weights."""
 _QUEUED, _RUNNING, _DONE, _CANCELLED, _EXPIRED = (
@@ -122,12 +124,13 @@ class Worker:
         ended = False
         while True:
             held = 0
+            until_ns = time.monotonic_ns() + JOIN_NS
             try:
                 while not ended and streams.free:
                     held = self._take(streams)
                     if held:
                         self._work(held)
-                    if held < self._max_batch or self._predicts is not None:
+                    if held < self._max_batch or time.monotonic_ns() > until_ns:
                         break
             except Drained:
                 ended = True
@@ -137,8 +140,7 @@ class Worker:
             if ended and streams.none:
                 raise Drained
             taking = not ended and streams.free > 0
-            at_once = (taking and held == self._max_batch) or (ended and streams.none)
-            wait_ms = 0 if at_once else streams.wait_ms()
+            wait_ms = 0 if taking and held == self._max_batch else streams.wait_ms()
             for fd, _ in ends[taking].poll(wait_ms):
                 if streams.threads is not None and fd == streams.threads.wake_fd:
                     streams.threads.woken()
@@ -388,7 +390,10 @@ class Worker:
     # Running.
 
     def _mark_running(self, tasks: list[HeldTask]) -> None:
-        self._inbox.words[BUSY_SINCE] = time.monotonic_ns()
+        if self._streams is not None:
+            self._streams.mark_busy()
+        else:
+            self._inbox.words[BUSY_SINCE] = time.monotonic_ns()
         for task in tasks:
             task.client.arena.words[task.base >> 3] = task.seq << 8 | _RUNNING
 
