@@ -93,6 +93,13 @@ def running(place: Place) -> Iterator[PoolProcess]:
         "talk": {"model": TALK + "Talk", "options": options},
         "steps": {"model": TALK + "Steps", "options": options},
         "few": {"model": TALK + "Steps", "max_streams": 2, "max_queue": 3, "options": options},
+        "few-gathered": {
+            "model": TALK + "Steps",
+            "max_streams": 2,
+            "max_queue": 3,
+            "max_delay_ms": 20,
+            "options": options,
+        },
         "both": {"model": TALK + "Both", "options": options},
         "reads": {"model": TALK + "Reads"},
         "quick": {"model": TALK + "Talk", "timeout_s": 0.5, "options": options},
@@ -568,20 +575,29 @@ def test_a_worker_killed_by_chance_at_any_moment_costs_no_slot_and_no_piece(
 # Too many.
 
 
-def test_streams_over_the_workers_limit_wait_in_the_queue(client: Driver, place: Place) -> None:
-    first = [client.stream("few", ask(i, 9, gate=2)) for i in (1, 2)]
+@pytest.mark.parametrize("model", ["few", "few-gathered"])
+def test_streams_over_the_workers_limit_wait_in_the_queue(client: Driver, place: Place, model: str) -> None:
+    first = [client.stream(model, ask(i, 9, gate=2)) for i in (1, 2)]
     for stream in first:
         assert begun(stream)
-    waiting = [client.stream("few", ask(i, 2)) for i in (3, 4, 5)]
-    with pytest.raises(Overloaded, match="queue of model 'few' is full"):
+    waiting = [client.stream(model, ask(i, 2)) for i in (3, 4, 5)]
+    with pytest.raises(Overloaded, match=f"queue of model '{model}' is full"):
         for i in range(6, 30):
-            waiting.append(client.stream("few", ask(i, 2)))
-    assert not waiting[0].wait(0.05) and queued(client, "few") == len(waiting)
+            waiting.append(client.stream(model, ask(i, 2)))
+    assert not waiting[0].wait(0.05) and queued(client, model) == len(waiting)
     first[0].close()
     for i, stream in enumerate(waiting, 3):
         assert list(stream) == pieces(i, 2)
     place.gate.touch()
     assert list(first[1]) == pieces(2, 9)[1:]
+
+
+@pytest.mark.parametrize("model", ["few", "few-gathered"])
+def test_more_streams_at_once_than_the_worker_has_places_for(client: Driver, running: PoolProcess, model: str) -> None:
+    worker = running.worker(model)
+    streams = [client.stream(model, ask(i, 2)) for i in (1, 2, 3)]
+    assert [list(stream) for stream in streams] == [pieces(i, 2) for i in (1, 2, 3)]
+    assert running.worker(model) == worker
 
 
 def test_streams_over_the_slots_are_refused(client: Driver, place: Place) -> None:
