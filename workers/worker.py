@@ -114,9 +114,9 @@ class Worker:
 
     def _serve_with(self, streams: Streams) -> None:
         """As `serve`: what is queued is taken between two turns of the streams, of which none is waited for."""
-        ends = {True: select.poll(), False: select.poll()}  # with the queue among them, or without
-        ends[True].register(self._queue, select.POLLIN)
-        for poll in ends.values():
+        polls = {taking: select.poll() for taking in (True, False)}
+        polls[True].register(self._queue, select.POLLIN)
+        for poll in polls.values():
             poll.register(self._link, select.POLLIN)
             if streams.threads is not None:
                 poll.register(streams.threads.wake_fd, select.POLLIN)
@@ -141,7 +141,7 @@ class Worker:
                 raise Drained
             taking = not ended and streams.free > 0
             wait_ms = 0 if taking and held == self._max_batch else streams.wait_ms()
-            for fd, _ in ends[taking].poll(wait_ms):
+            for fd, _ in polls[taking].poll(wait_ms):
                 if streams.threads is not None and fd == streams.threads.wake_fd:
                     streams.threads.woken()
                 elif fd != self._queue:
@@ -149,11 +149,10 @@ class Worker:
             self._close_dropped()
 
     def _take(self, streams: Streams) -> int:
-        if self._max_delay_ns and streams.none:
-            return self._gather()
-        if streams.free >= self._max_batch:
-            return self._read(0)
-        return self._read_into(self._room[0][: streams.free * RECORD_SIZE], 0)
+        """Read no more than there are places for, should all of it be streams."""
+        if streams.free < self._max_batch:
+            return self._read_into(self._room[0][: streams.free * RECORD_SIZE], 0)
+        return self._gather() if self._max_delay_ns and streams.none else self._read(0)
 
     # Taking.
 

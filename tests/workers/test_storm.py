@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.lengths import SEED, STORM_S
+from tests.models import talk
 from tests.workers.drivers import Call, client_of
 from tests.workers.pools import ROOT, PoolProcess, alive, arenas, pool, send, until, wait_free, wait_replicas
 from workers import DeadlineExceeded, Overloaded, PoolError, ThreadClient, WorkerDied
@@ -31,6 +32,8 @@ MODELS: dict[str, dict[str, object]] = {
     "tag": {"model": "DelayedTag", "replicas": 3, "max_batch": 8, "timeout_s": 4.0},
     "patient": {"model": "DelayedTag", "replicas": 2, "max_batch": 8, "max_delay_ms": 2, "timeout_s": 4.0},
     "echo": {"model": "Echo", "replicas": 2, "timeout_s": 4.0},
+    "talk": {"model": "tests.models.talk:Talk", "replicas": 2, "timeout_s": 4.0},
+    "steps": {"model": "tests.models.talk:Steps", "replicas": 2, "timeout_s": 4.0},
 }
 
 
@@ -73,6 +76,9 @@ def ask(client: ThreadClient, dice: np.random.Generator) -> str:
     rows = int(dice.integers(1, 5))
     deadline = time.monotonic() + 4
     try:
+        if model in ("talk", "steps"):
+            listen(client, model, dice, deadline)
+            return "right"
         if model == "echo":
             # From some bytes up to more than any slot holds.
             size = int(dice.choice([1, 100, 5_000, 50_000, 300_000]))
@@ -87,6 +93,25 @@ def ask(client: ThreadClient, dice: np.random.Generator) -> str:
         return type(error).__name__
     assert answer.shape == sent.shape and answer.tobytes() == sent.tobytes(), "somebody else's answer"
     return "right"
+
+
+def listen(client: ThreadClient, model: str, dice: np.random.Generator, deadline: float) -> None:
+    """One stream, whose pieces carry its own nonce, to the end or not."""
+    nonce, count, size = (
+        int(dice.integers(1, 1 << 62)),
+        int(dice.choice([0, 1, 5, 50])),
+        int(dice.choice([0, 90, 5000])),
+    )
+    until = int(dice.integers(0, 100))
+    stream = client.stream(model, talk.ask(nonce, count, size=size), deadline=deadline)
+    came: list[bytes] = []
+    try:
+        while len(came) < until and (found := next(stream, None)) is not None:
+            came.append(found)
+    finally:
+        stream.close()
+        assert came == [talk.piece(nonce, number, size) for number in range(len(came))], "somebody else's pieces"
+    assert len(came) == min(until, count), "an end before the end"
 
 
 class Asking:

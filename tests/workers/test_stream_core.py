@@ -46,6 +46,7 @@ from workers.records import (
     Record,
     SlotState,
 )
+from workers.startup import warm_up
 from workers.status import ModelStatus, State
 from workers.streams import LOOK_NS, PARKED_MS, Line, Streams
 from workers.tasks import ClientView, HeldTask
@@ -384,6 +385,63 @@ def test_a_slot_and_its_record_are_never_lost_sight_of(both: Both) -> None:
     with pytest.raises(InvalidInput, match="2 rows"):
         both.core.submit_stream(both.core.model("m"), {"x": np.zeros(2, np.float32)}, FAR, 1)
     assert both.core.leased == 0
+
+
+# Warm-up.
+
+
+def test_a_warm_up_takes_a_stream_to_its_first_piece_and_stops_it() -> None:
+    model = Script()
+    model.scripts = [iter(["", b"", "a", ValueError("too far")]), iter([None]), iter([Last("a")])]
+    for _ in range(3):
+        warm_up(model)  # type: ignore[arg-type]
+    assert len(model.steps) == 5 and len(model.stopped) == 3
+    talk = Talk(["", "a", ValueError("too far")])
+    warm_up(talk)
+    assert (talk.said, talk.closed) == (2, True)
+    warm_up(Talk([]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(ValueError("cold"), "cold"), (5, "a piece is a int"), ("\ud800", "no text")]
+)
+def test_a_warm_up_that_fails_says_why(answer: Any, reason: str) -> None:
+    model = Script()
+    model.scripts = [iter([answer])]
+    with pytest.raises(Exception, match=reason):
+        warm_up(model)  # type: ignore[arg-type]
+    assert len(model.stopped) == 1
+    with pytest.raises(Exception, match=reason):
+        warm_up(Talk([answer]))
+    with pytest.raises(TypeError, match="neither `predict` nor `stream` nor `start` and `step`"):
+        warm_up(Silent())
+
+
+class Silent:
+    inputs = STATUS.inputs
+    outputs: Sequence[TensorSpec] = ()
+
+    def load(self) -> None: ...
+
+
+class Talk(Silent):
+    """Says, or raises, what it is given."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.said = 0
+        self.closed = False
+
+    def stream(self, request: Any) -> Iterator[Any]:
+        assert request["x"].shape == () and request["x"] == 0 and not request["x"].flags.writeable
+        try:
+            for answer in self.answers:
+                self.said += 1
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+        finally:
+            self.closed = True
 
 
 MOVES = st.lists(st.tuples(st.sampled_from("bbbttttthcgxff"), st.integers(0, 9), st.integers(0, 12_000)), max_size=60)

@@ -58,7 +58,7 @@ from workers import (
 )
 from workers.connection import Connection
 from workers.pieces import Pieces
-from workers.records import PIECE_COST, WINDOW
+from workers.records import PIECE_COST, WINDOW, SlotState
 
 TALK = "tests.models.talk:"
 FORMS = ("talk", "steps")
@@ -93,6 +93,13 @@ def running(place: Place) -> Iterator[PoolProcess]:
         "talk": {"model": TALK + "Talk", "options": options},
         "steps": {"model": TALK + "Steps", "options": options},
         "few": {"model": TALK + "Steps", "max_streams": 2, "max_queue": 3, "options": options},
+        "few-gathered": {
+            "model": TALK + "Steps",
+            "max_streams": 2,
+            "max_queue": 3,
+            "max_delay_ms": 20,
+            "options": options,
+        },
         "both": {"model": TALK + "Both", "options": options},
         "reads": {"model": TALK + "Reads"},
         "quick": {"model": TALK + "Talk", "timeout_s": 0.5, "options": options},
@@ -568,20 +575,29 @@ def test_a_worker_killed_by_chance_at_any_moment_costs_no_slot_and_no_piece(
 # Too many.
 
 
-def test_streams_over_the_workers_limit_wait_in_the_queue(client: Driver, place: Place) -> None:
-    first = [client.stream("few", ask(i, 9, gate=2)) for i in (1, 2)]
+@pytest.mark.parametrize("model", ["few", "few-gathered"])
+def test_streams_over_the_workers_limit_wait_in_the_queue(client: Driver, place: Place, model: str) -> None:
+    first = [client.stream(model, ask(i, 9, gate=2)) for i in (1, 2)]
     for stream in first:
         assert begun(stream)
-    waiting = [client.stream("few", ask(i, 2)) for i in (3, 4, 5)]
-    with pytest.raises(Overloaded, match="queue of model 'few' is full"):
+    waiting = [client.stream(model, ask(i, 2)) for i in (3, 4, 5)]
+    with pytest.raises(Overloaded, match=f"queue of model '{model}' is full"):
         for i in range(6, 30):
-            waiting.append(client.stream("few", ask(i, 2)))
-    assert not waiting[0].wait(0.05) and queued(client, "few") == len(waiting)
+            waiting.append(client.stream(model, ask(i, 2)))
+    assert not waiting[0].wait(0.05) and queued(client, model) == len(waiting)
     first[0].close()
     for i, stream in enumerate(waiting, 3):
         assert list(stream) == pieces(i, 2)
     place.gate.touch()
     assert list(first[1]) == pieces(2, 9)[1:]
+
+
+@pytest.mark.parametrize("model", ["few", "few-gathered"])
+def test_more_streams_at_once_than_the_worker_has_places_for(client: Driver, running: PoolProcess, model: str) -> None:
+    worker = running.worker(model)
+    streams = [client.stream(model, ask(i, 2)) for i in (1, 2, 3)]
+    assert [list(stream) for stream in streams] == [pieces(i, 2) for i in (1, 2, 3)]
+    assert running.worker(model) == worker
 
 
 def test_streams_over_the_slots_are_refused(client: Driver, place: Place) -> None:
@@ -597,40 +613,69 @@ def test_streams_over_the_slots_are_refused(client: Driver, place: Place) -> Non
         assert list(stream) == pieces(i, 9)[1:]
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_loses_nothing(
-    client: Driver, running: PoolProcess, place: Place
-) -> None:
-    connection = Connection(running.socket_path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    until(lambda: connection.hear() == [] and connection.ready, "it is connected")
-    inside = connection.core
-    assert inside is not None
-    tasks = {}
-    for i in range(1, 251):
-        task, record = connection.prepare_stream("steps", ask(i, 20, size=900), None)
-        connection.enqueue("steps", task, record)
-        tasks[i] = task
-        until(lambda: queued(client, "steps") == 0, "it has been taken")
-    until(lambda: not select.select([], [connection._reply_write], [], 0)[1], "the pipe is full")
-    assert list(client.stream("steps", ask(999, 300))) == pieces(999, 300)
-    inside.abandon(tasks.pop(250), Cancelled("not wanted"))
-    come: dict[int, list[bytes]] = {i: [] for i in tasks}
-    os.set_blocking(connection.reply, False)
+class Deaf:
+    """A client by hand, which reads when it is told to, and `count` streams of `steps`; its reply pipe is full."""
 
-    def read() -> bool:
+    def __init__(self, running: PoolProcess, client: Driver, count: int, pieces: int) -> None:
+        self._connection = Connection(running.socket_path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        until(lambda: self._connection.hear() == [] and self._connection.ready, "it is connected")
+        assert self._connection.core is not None
+        self.core = self._connection.core
+        self.tasks = {}
+        for i in range(1, count + 1):
+            task, record = self._connection.prepare_stream("steps", ask(i, pieces, size=900), None)
+            self._connection.enqueue("steps", task, record)
+            self.tasks[i] = task
+            until(lambda: queued(client, "steps") == 0, "it has been taken")
+        words, streaming = self.core.arena.words, SlotState.STREAMING
+        until(lambda: all(words[t.base >> 3] & 0xFF == streaming for t in self.tasks.values()), "all have begun")
+        write = self._connection._reply_write
+        until(lambda: not select.select([], [write], [], 0)[1], "the pipe is full")
+        self.came: dict[int, list[bytes]] = {i: [] for i in self.tasks}
+
+    def read_all(self) -> None:
+        """Until every stream has ended."""
+        os.set_blocking(self._connection.reply, False)
+        until(self._read, "every stream has ended")
+
+    def _read(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             for _ in range(64):
-                inside.receive(os.read(connection.reply, 4096))
-        for i, task in tasks.items():
-            come[i] += inside.take(task)
-            inside.grant(task)
-        return inside.under_way == 0
+                self.core.receive(os.read(self._connection.reply, 4096))
+        for i, task in self.tasks.items():
+            self.came[i] += self.core.take(task)
+            self.core.grant(task)
+        return self.core.under_way == 0
 
-    until(read, "every stream has ended")
-    for i, task in tasks.items():
-        assert come[i] == pieces(i, 20, 900) and inside.failure(task) is None
-        inside.release(task)
-    assert inside.leased == 0
-    connection.close()
+    def close(self) -> None:
+        for task in self.tasks.values():
+            self.core.release(task)
+        assert self.core.leased == 0
+        self._connection.close()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody_and_loses_nothing(client: Driver, running: PoolProcess) -> None:
+    deaf = Deaf(running, client, 250, 20)
+    assert list(client.stream("steps", ask(999, 300))) == pieces(999, 300)
+    deaf.core.abandon(deaf.tasks.pop(250), Cancelled("not wanted"))
+    deaf.read_all()
+    for i, task in deaf.tasks.items():
+        assert deaf.came[i] == pieces(i, 20, 900) and deaf.core.failure(task) is None
+    deaf.close()
+
+
+def test_a_client_that_did_not_read_hears_of_its_workers_death_behind_the_pieces(
+    client: Driver, running: PoolProcess
+) -> None:
+    deaf = Deaf(running, client, 250, ENDLESS)
+    send(running.worker("steps"), signal.SIGKILL)
+    wait_replicas(client, "steps")
+    assert list(client.stream("steps", ask(999, 3))) == pieces(999, 3)
+    deaf.read_all()
+    for i, task in deaf.tasks.items():
+        assert deaf.came[i] == pieces(i, len(deaf.came[i]), 900)
+        assert isinstance(deaf.core.failure(task), WorkerDied)
+    deaf.close()
 
 
 # Ends.
