@@ -111,7 +111,7 @@ def main() -> None:
         "client per piece",
     )
     row(*["---"] * 5)
-    models = {"paced": {"model": "tests.bench.streams:Paced", "max_queue": 6000}}
+    models = {"paced": {"model": "tests.bench.pool_streams:Paced", "max_queue": 6000}}
     with TemporaryDirectory() as directory:
         pool = PoolProcess(Path(directory), models, ARENA)
         try:
