@@ -51,7 +51,7 @@ from service.plain import HeadReader, PlainRequest
 
 _POLL_S = 0.05  # between two looks at whether to end, or at what is left to do before the end
 _NOTIFY_S = 1.0
-_LOOKED_AT_ONCE = 250
+_LOOKED_AT_ONCE = 50
 _KILL_S = 0.3
 _END_STREAMS_S = 2.0  # streams have so much less than other requests: their ends have to be sent
 _FINISH_BODY_S = 1.0  # for the small rest of a body that the application has not read

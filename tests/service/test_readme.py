@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.serving import ROOT, Served, gunicorn
+from tests.service.sse_client import StreamClient
 from workers import ThreadClient
 
 
@@ -46,6 +47,9 @@ def test_the_server_of_the_readme_works_as_it_is_written(tmp_path: Path, pool_so
         assert posted(served, b"[1,2,3,4]") == (200, b'{"best":5.25}')
         assert posted(served, b"[1]") == (400, b'{"error":"a list of 4 numbers is needed"}')
         assert b"event: number\ndata: 2\n\n" in served.get("/count")
+        with StreamClient(served.port, "/words") as words:
+            assert words.finish().endswith(b"event: token\ndata: one.\n\n")
+            assert words.headers["x-served-by"] == "my server"
 
 
 def posted(served: Served, body: bytes) -> tuple[int, bytes]:
