@@ -247,7 +247,7 @@ def nginx(place: Path, tcp: str, local: str) -> Iterator[str]:
     command = [program("nginx"), "-c", str(config), "-p", str(place), "-e", "stderr"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        until((place / "nginx").exists, "nginx listens")
+        until((place / "pid").exists, "nginx listens")  # its socket's file is there a little earlier
         yield f"unix:{place}/nginx"
     finally:
         process.terminate()
