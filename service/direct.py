@@ -84,13 +84,14 @@ class Direct:
         stream.notify(self._hear)
         try:
             self._hear()  # what has come meanwhile
-            while not (stream.over and not self._left):
-                if self._failure is not None:
-                    raise self._failure
+            while self._failure is None:
                 if self._left:
                     self._send_left()
-                else:
+                elif not stream.over:
                     self._park()
+                else:
+                    return
+            raise self._failure
         finally:
             stream.notify(None)
             doorbell.send_from_hub(None)
@@ -105,8 +106,8 @@ class Direct:
 
     def _hear(self) -> None:
         """There may be something to send."""
-        if self._left:
-            return  # its turn comes when that has gone out
+        if not self._may_send:
+            return  # its turn comes when what is left has gone out
         try:
             data = self._stream.frames()
             if data:
@@ -116,12 +117,17 @@ class Direct:
         except Exception as error:  # one stream's trouble is not another's
             self._fail(error)
 
+    @property
+    def _may_send(self) -> bool:
+        """Whether nothing before it is left, or has got lost."""
+        return not self._left and self._failure is None
+
     def look(self, now: float) -> float:
         """Shows the client that a silent stream lives. When to look again."""
         often = min(1.0, self._stream.heartbeat / 5)
         if self._spoke:
             self._spoke, self._quiet_since = False, now
-        elif now - self._quiet_since >= self._stream.heartbeat - 2 * (often + LOOK_S) and not self._left:
+        elif now - self._quiet_since >= self._stream.heartbeat - 2 * (often + LOOK_S) and self._may_send:
             try:
                 self._say(PING)
             except Exception as error:

@@ -62,6 +62,7 @@ class EventStream:
         self._cut: PoolError | None = None  # why it is ended from outside
         self._heard: Callable[[], None] | None = None
         self._given = False
+        self._has_left = False  # the client, as the end has shown
         _take_place(self)
 
     def begin(self, start: Start, environ: WSGIEnvironment, seconds: float = FIRST_PIECE_S) -> EventStream:
@@ -124,7 +125,8 @@ class EventStream:
         until = time.monotonic() + self.heartbeat
         while not (data := self.frames()):
             if self.over or self._stream is None:
-                if isinstance(self._cut, Cancelled):
+                self.close()  # not every server does that at once
+                if self._has_left:
                     raise ClientLeft
                 raise StopIteration
             left = until - time.monotonic()
@@ -202,6 +204,7 @@ class EventStream:
 
     def _ending(self) -> bytes:
         failure = self._failure()
+        self._has_left = isinstance(failure, Cancelled)
         try:
             if failure is not None:
                 return self._form.failed(failure)

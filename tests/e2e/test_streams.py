@@ -114,6 +114,10 @@ def test_any_worker_of_gunicorns_streams_from_the_pool(flags: tuple[str, ...]) -
             with StreamClient(stack.port, path("/ticks", 5, silent=10_000)):
                 until(lambda: told(stack)[0] == 1, "it is live")
             until(lambda: told(stack)[0] == 0, "nothing is computed for a client that has left", 2)
+            with StreamClient(stack.port, path("/ticks", 6)) as client:
+                client.until(b"data: 6.3 \n\n")
+            until(lambda: "-> 200 aborted" in stack.log(), "its line")
+            assert "Traceback" not in stack.log()
 
 
 # What fails

@@ -88,9 +88,20 @@ def generator(request: Request) -> Response:
 
 @server.post("/say")
 def say(request: Request) -> str:
-    if "broken" in request.query:
-        played[request.query["name"]].take = lambda: [][0]  # type: ignore[method-assign]
-    played[request.query["name"]].say(*(json.loads(line).encode("latin-1") for line in request.body.splitlines()))
+    stream = played[request.query["name"]]
+    pieces = [json.loads(line).encode("latin-1") for line in request.body.splitlines()]
+    if "broken" in request.query:  # the first of them gets lost on its way
+        take = stream.take
+
+        def broken() -> list[bytes]:
+            stream.take = take  # type: ignore[method-assign]
+            return [][len(take())]
+
+        stream.take = broken  # type: ignore[method-assign]
+        for piece in pieces:
+            stream.say(piece)
+    else:
+        stream.say(*pieces)
     return "said"
 
 

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from service.app import create_app
 from service.connection import ClientGone
 from service.environ import PING, WATCH_KEY
 from service.open_streams import OpenStreams, streams
+from service.request import Request
 from service.response import Response
+from service.routing import Next
 from service.sse import TOKENS, Form
 from service.streams import EventStream, TooManyStreams
-from tests.service.stub import StubStream
-from workers.errors import Cancelled, DeadlineExceeded, Draining, ModelFailed, WorkerDied
+from tests.service.stub import StubClient, StubStream, status
+from workers.errors import Cancelled, DeadlineExceeded, Draining, ModelFailed, Overloaded, WorkerDied
 
 ERROR = b'event: error\ndata: {"error":"%b","code":"%b"}\n\n'
 
@@ -210,6 +213,16 @@ def test_a_client_that_leaves_later_is_an_answer_that_broke_off() -> None:
     assert watch.gone is None
 
 
+def test_a_client_that_the_pools_client_has_seen_leave_is_no_complete_answer_either() -> None:
+    stream = played(b"a")
+    body = begun(stream)
+    assert next(body) == tokens("a")
+    stream.end(Cancelled("the client has gone"))
+    assert next(body) == ERROR % (b"the client has gone", b"CANCELLED")
+    with pytest.raises(BrokenPipeError):
+        next(body)
+
+
 def test_without_a_server_that_watches_the_pools_client_does() -> None:
     callers: list[object] = []
     stream = StubStream()
@@ -237,6 +250,51 @@ def test_closing_it_cancels_what_is_left_and_may_be_done_again() -> None:
     body.close()
     assert stream.closed
     assert list(body) == []
+
+
+# As an application has it
+
+
+def test_flasks_test_client_gets_the_whole_stream() -> None:
+    stub = StubClient(status("tokens"))
+    stub.pieces = [b"Tensors ", b"stream"]
+    app = create_app(stub).test_client()
+    for path in ("/generate", "/events"):
+        answer = app.get(path)
+        assert (answer.status_code, answer.content_type, answer.data) == (
+            200,
+            "text/event-stream",
+            tokens("Tensors ", "stream"),
+        )
+        begun = len(stub.streams)
+        assert (app.head(path).status_code, len(stub.streams)) == (200, begun)
+        assert app.post(path).status_code == 405
+    assert all(stream.closed for stream in stub.streams)
+    stub.refusal = Overloaded("full")
+    answer = app.get("/generate")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
+    assert answer.json == {"error": "full", "code": "OVERLOADED"}
+
+
+def test_a_middleware_that_answers_itself_ends_the_stream_it_had() -> None:
+    stub = StubClient(status("tokens"))
+    stub.played = True
+    app = create_app(stub)
+
+    @app.use
+    def instead(request: Request, following: Next) -> Response:
+        following(request)
+        return Response.text("instead")
+
+    class Said(StubStream):
+        def __init__(self) -> None:
+            super().__init__()
+            self.say(b"a")
+
+    stub.stream = lambda *_, **__: stub.streams.append(Said()) or stub.streams[-1]  # type: ignore
+    assert app.test_client().get("/generate").text == "instead"
+    gc.collect()
+    assert [stream.closed for stream in stub.streams] == [True]
 
 
 # How many
