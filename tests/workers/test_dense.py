@@ -16,7 +16,7 @@ def dense() -> Dense:
 
 
 def test_the_configured_score_model_is_dense() -> None:
-    (score,) = load(None).models
+    (score,) = [model for model in load(None).models if model.name == "score"]
     assert isinstance(score.model, str)
     assert resolve(score.model) is Dense
 
