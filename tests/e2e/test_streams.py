@@ -6,10 +6,8 @@ import contextlib
 import itertools
 import json
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import time
 from statistics import quantiles
 
@@ -74,23 +72,6 @@ def test_the_contract_is_kept_by_the_real_pool() -> None:
                 assert (client.status, client.whole) == (200, True)
             with StreamClient(stack.port, route, "Connection: close", version=version, method="HEAD") as client:
                 assert (client.status, client.finish()) == (200, b"")
-
-
-def test_curl_shows_each_piece_as_it_comes() -> None:
-    curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("curl is not installed")
-    with service({"ticks": {**TICKS, "options": {"ms": 50.0}}}, web=1) as stack:
-        address = f"http://127.0.0.1:{stack.port}" + path("/ticks", 7, count=8)
-        with subprocess.Popen([curl, "-sNi", address], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            times, received = [], b""
-            while piece := process.stdout.read1(65536):
-                received += piece
-                times.append(time.monotonic())
-        assert process.returncode == 0
-        assert received.replace(b"\r\n", b"\n").endswith(b"\n\n" + said(7, 8))
-        assert times[-1] - times[0] > 0.25  # seven steps of 50 ms: they were not kept together
 
 
 def test_every_stream_of_many_is_whole_and_its_own() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import shutil
 import socket
 import struct
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import program
 from tests.service.beside import OURS, TLS, alike, both, environ_of, is_lean, request, running
 from tests.service.serving import PATIENCE_S, until
 
@@ -244,17 +244,16 @@ def nginx(place: Path, tcp: str, local: str) -> Iterator[str]:
             place=place, user=pwd.getpwuid(os.getuid()).pw_name, tcp=tcp, local=local, temporary=" ".join(temporary)
         )
     )
-    command = ["nginx", "-c", str(config), "-p", str(place), "-e", "stderr"]
+    command = [program("nginx"), "-c", str(config), "-p", str(place), "-e", "stderr"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        until((place / "nginx").exists, "nginx listens")
+        until((place / "pid").exists, "nginx listens")  # its socket's file is there a little earlier
         yield f"unix:{place}/nginx"
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_behind_nginx(tmp_path: Path) -> None:
     place = tmp_path / "n"
     place.mkdir()

@@ -16,8 +16,8 @@ def dense() -> Dense:
 
 
 def test_the_configured_score_model_is_dense() -> None:
-    score = load(None).models[0]
-    assert score.name == "score" and isinstance(score.model, str)
+    (score,) = [model for model in load(None).models if model.name == "score"]
+    assert isinstance(score.model, str)
     assert resolve(score.model) is Dense
 
 
