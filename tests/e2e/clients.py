@@ -29,6 +29,8 @@ class Clients:
         self.killed: dict[int, float] = {}
         self.tolerated: Callable[[str], bool] = lambda code: False
         self.stopping = False
+        self.closed_upon = 1
+        """How many new connections the end of the service may close unheard."""
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self._nonces = itertools.count(1)
@@ -75,7 +77,8 @@ class Clients:
     def _cut(self, pid: int, began: float, error: OSError) -> None:
         if self.stopping:
             # Nobody is cut off by an end in order; a service that has been killed is another matter.
-            if isinstance(error, ConnectionResetError) and not pid and not self.counts["closed upon"]:
+            unheard = self.counts["closed upon"] < self.closed_upon
+            if isinstance(error, ConnectionResetError) and not pid and unheard:
                 # The kernel may take a connection in the instant between the last accept and the close: no server can
                 # tell. One, on a new connection, is that; more, or on a kept one, would be ours.
                 self._note("closed upon", failed=False)
