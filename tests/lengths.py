@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 STORM_S = float(os.environ.pop("HEADRACE_STORM_S", "5"))
-"""Seconds of each storm of kills."""
+"""Seconds of each storm of kills, and of clients that leave."""
 FROZEN_S = float(os.environ.pop("HEADRACE_FROZEN_S", "4"))
 """Seconds that a pool is frozen."""
 ROUNDS = int(os.environ.pop("HEADRACE_ROUNDS", "20"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 import signal
 import socket
@@ -14,9 +15,11 @@ from statistics import quantiles
 import pytest
 
 from service.sse import TOKENS
+from tests.bench.listeners import leave
 from tests.e2e.clients import TAG, tagging
 from tests.e2e.many_streams import Watched, read_all
-from tests.e2e.stack import BUILT_IN, ZOO, Stack, ask, every_web_process, head, kill, service
+from tests.e2e.stack import BUILT_IN, ZOO, Stack, ask, every_web_process, fds, head, kill, service
+from tests.lengths import STORM_S
 from tests.service.serving import until
 from tests.service.sse_client import StreamClient
 
@@ -201,6 +204,26 @@ def test_nothing_is_computed_for_a_client_that_has_left(leave: object) -> None:
                 made = told(stack)[1]
                 assert stack.predict("ticks", nonce=0, count=0, silent=0, pad=0, fails=0)[0] == 200
                 assert told(stack)[1] == made
+        assert "Traceback" not in stack.log()
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing() -> None:
+    with service({"ticks": TICKS, "tag": {**TAG, "replicas": 1}}, web=1, arena=ROOMY) as stack:
+        processes = [*stack.web(), *stack.compute(), stack.pool()]
+
+        def held() -> list[tuple[int, int]]:
+            """Descriptors and threads."""
+            return [(fds(pid), len(os.listdir(f"/proc/{pid}/task"))) for pid in processes]
+
+        with StreamClient(stack.port, path("/ticks", 1)) as client, tagging(stack, 1) as clients:
+            client.until(b"data: 1.3 \n\n")
+            until(lambda: clients.right > 10, "every process has met its client")
+        until_nothing_left(stack)
+        before = held()
+        with tagging(stack, 2):
+            assert leave(stack.port, path("/ticks", 2), 500, STORM_S) > 400 * STORM_S
+        until_nothing_left(stack)
+        until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), "no more is held than before")
         assert "Traceback" not in stack.log()
 
 
