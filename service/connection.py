@@ -324,15 +324,20 @@ class Doorbell:
         self.look_at = math.inf
         """When there is something to look for, by the monotonic clock."""
 
-    def watch(self, gone: Callable[[], None] | None) -> None:
+    def watch(self, gone: Callable[[], None]) -> Callable[[], None]:
         """Have `gone` called, in the hub, once the client has closed, or has ended its side, which looks the same;
-        until the next `watch`. It must not raise. Meanwhile nobody waits."""
+        until another one is watched for, or what this returns is called. It must not raise. Meanwhile nobody waits."""
         self._gone = gone
-        if gone is not None:
-            self.look_at = 0.0
-            if not self._watching:
-                self._watcher.start(self._ring)
-                self._watching = True
+        self.look_at = 0.0
+        if not self._watching:
+            self._watcher.start(self._ring)
+            self._watching = True
+
+        def end() -> None:
+            if self._gone is gone:
+                self._gone = None
+
+        return end
 
     def send_from_hub(self, direct: Direct | None) -> None:
         """From now on the connection is a stream's, until None is given."""

@@ -80,9 +80,9 @@ class Direct:
         self._answer.write(stream.frames())  # the first ones go out with the head
         self._chunked = self._answer.chunked
         stream.grant()
-        doorbell.send_from_hub(self)
-        stream.notify(self._hear)
         try:
+            doorbell.send_from_hub(self)
+            stream.notify(self._hear)
             self._hear()  # what has come meanwhile
             while self._failure is None:
                 if self._left:

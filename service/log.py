@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from service.environ import ID_KEY, VIEWS_KEY
 from service.request import decoded_path
-from service.streams import EventStream
+from service.streams import EventStream, HandlerEvents
 from workers.log import UnblockingHandler
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ class Observed:
     def event_stream(self) -> EventStream | None:
         """The body, if a server may send it from its hub. Iterated over afterwards, this finds that all has gone."""
         return self._pieces if isinstance(self._pieces, EventStream) else None
+
+    @property
+    def client_left(self) -> Callable[[], None] | None:
+        """What a server that sees its clients leave may call."""
+        return self._pieces.client_left if isinstance(self._pieces, HandlerEvents) else None
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._pieces:  # noqa: UP028  # which would close the pieces too: `close` does

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from codecs import utf_8_decode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from workers import strict_json
@@ -22,7 +22,7 @@ _LINE_END = re.compile("\r\n|\r|\n")  # not splitlines: a client ends lines at t
 _DIGITS = re.compile("[0-9]+")
 
 
-def frames(events: Iterable[Mapping[str, object]]) -> Iterator[bytes]:
+def frames(events: Iterable[Mapping[str, object]]) -> Generator[bytes, None, None]:
     """One frame per event. A source that fails ends the stream with an `error` event: the status is long sent."""
     try:
         for event in events:

@@ -14,7 +14,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+import gevent
+from gevent import monkey
 
 from service import sse
 from service.client import PieceStream
@@ -32,6 +36,7 @@ Start = Callable[[socket.socket | None], PieceStream]
 """Begins a task. It is given the connection that waits for the answer, for the pool's client to watch; None where that
 is seen to."""
 
+Watch = Callable[[Callable[[], None]], Callable[[], None]]
 FIRST_PIECE_S = 15.0  # then the headers go out without one, and what fails later has no status of its own
 
 logger = logging.getLogger("headrace")
@@ -57,7 +62,7 @@ class EventStream:
         self._form = form
         self._characters = WholeCharacters()
         self._stream: PieceStream | None = None
-        self._watch: Callable[[Callable[[], None] | None], None] | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._ready = b""  # frames to be handed out before any others
         self._cut: PoolError | None = None  # why it is ended from outside
         self._heard: Callable[[], None] | None = None
@@ -67,11 +72,11 @@ class EventStream:
 
     def begin(self, start: Start, environ: WSGIEnvironment, seconds: float = FIRST_PIECE_S) -> EventStream:
         """Start the task and wait for the first piece, or so long. A failure before that is raised."""
-        self._watch = environ.get(WATCH_KEY)
+        watch: Watch | None = environ.get(WATCH_KEY)
         try:
-            self._stream = stream = start(None if self._watch else environ.get("gunicorn.socket"))
-            if self._watch is not None:
-                self._watch(self._client_left)
+            self._stream = stream = start(None if watch else environ.get("gunicorn.socket"))
+            if watch is not None:
+                self._unwatch = watch(_calling(self._client_left))
             until = time.monotonic() + seconds
             while not (self._ready or self._has_ended()):
                 left = until - time.monotonic()
@@ -139,9 +144,9 @@ class EventStream:
         """Give everything back; what is still being produced is cancelled."""
         self.over = True
         streams.discard(self)
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch(None)
+        unwatch, self._unwatch = self._unwatch, None
+        if unwatch is not None:
+            unwatch()
         stream, self._stream, self._heard = self._stream, None, None
         if stream is not None:
             stream.close()
@@ -222,33 +227,72 @@ class _Broken(PoolError):
         self.error = error
 
 
+def _calling(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method of a stream while there is that stream: who watches must not keep one that was replaced."""
+    bound = WeakMethod(method)
+
+    def call() -> None:
+        still = bound()
+        if still is not None:
+            still()
+
+    return call
+
+
+class _Interrupted(BaseException):
+    """Thrown into the code of a handler that makes events, where it waits."""
+
+
 class HandlerEvents:
-    """The events that a handler makes, one by one."""
+    """The events that a handler makes, one by one. Under gevent it is interrupted where it waits, when the client has
+    left or the server ends; elsewhere that shows at its next event."""
 
     def __init__(self, events: Iterable[Mapping[str, object]]) -> None:
-        self._frames: Iterator[bytes] = sse.frames(events)
-        self._ends = False
+        self._frames = sse.frames(events)
+        self._cut: PoolError | None = None
+        self._told = False
+        self._waiting: Any = None  # the greenlet that is in the handler's code
         _take_place(self)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        if self._ends:
-            self._frames.close()  # type: ignore[attr-defined]  # it is a generator
-            self._frames = iter((sse.failure(Draining("the server is stopping")),))
-            self._ends = False
-        return next(self._frames)
+        if self._cut is None:
+            self._waiting = gevent.getcurrent() if monkey.is_module_patched("socket") else None
+            try:
+                return next(self._frames)
+            except _Interrupted:
+                pass
+            finally:
+                self._waiting = None
+        self._frames.close()
+        if isinstance(self._cut, Cancelled):
+            raise ClientLeft
+        if self._told or self._cut is None:
+            raise StopIteration
+        self._told = True
+        return sse.failure(self._cut)
 
     def close(self) -> None:
         streams.discard(self)
-        close = getattr(self._frames, "close", None)
-        if close is not None:
-            close()
+        self._frames.close()
 
     def server_ends(self) -> None:
-        """Before the next event: the handler's code cannot be interrupted."""
-        self._ends = True
+        self._interrupt(Draining("the server is stopping"))
+
+    def client_left(self) -> None:
+        self._interrupt(Cancelled("the client has left"))
+
+    def _interrupt(self, error: PoolError) -> None:
+        if self._cut is None:
+            self._cut = error
+            if self._waiting is not None:
+                gevent.get_hub().loop.run_callback(self._throw, self._waiting)
+
+    def _throw(self, greenlet: Any) -> None:
+        if self._waiting is greenlet:  # not when it has come back meanwhile
+            greenlet.throw(_Interrupted)
 
 
 def _take_place(stream: EventStream | HandlerEvents) -> None:

@@ -21,6 +21,7 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from types import FrameType
@@ -160,6 +161,9 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                     req = next(parser)
                     req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
                     keep = self._serve(reader, listener.getsockname(), req, client, addr)
+                goes_on = not plain or parser.mesg is not None or reader.has_more
+                if goes_on and doorbell is not None and doorbell.owing is not None:
+                    doorbell.owing.settle()  # what comes next does not begin by waiting for a head, which would
                 if not keep or not (parser.mesg is None or _finish_body(parser, reader)):
                     break
                 if not plain or reader.has_more:
@@ -179,6 +183,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             self._readers.discard(reader)
             if doorbell is not None:
                 self.outbox.flush()
+                doorbell.owing = None
                 self._doorbells.discard(doorbell)
                 doorbell.close()
             self._access.flush()  # who sees the connection close may look for the line
@@ -256,6 +261,7 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
 
     def _respond(self, answer: Answer, environ: dict[str, Any]) -> None:
         pieces = self.wsgi(environ, answer.start_response)
+        unwatch: Callable[[], None] | None = None
         try:
             stream = getattr(pieces, "event_stream", None)
             if stream is not None:
@@ -263,10 +269,15 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
             elif isinstance(pieces, environ["wsgi.file_wrapper"]):
                 answer.write_file(pieces)
             else:
+                left = getattr(pieces, "client_left", None)
+                if left is not None and answer.reader.watch is not None:
+                    unwatch = answer.reader.watch(left)
                 for piece in pieces:
                     answer.write(piece)
             answer.close()
         finally:
+            if unwatch is not None:
+                unwatch()
             if hasattr(pieces, "close"):
                 pieces.close()
 
