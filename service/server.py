@@ -27,7 +27,7 @@ from service.express import STEPS, Express, names_of
 from service.request import Request
 from service.response import Response, to_response
 from service.routing import Declaring, H, Handler, Middleware, Route, Routes, prefixed, run
-from service.streams import EventStream
+from service.streams import EventStream, HandlerEvents
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -197,7 +197,7 @@ class HttpServer(Declaring, flask.Flask):  # type: ignore[misc]  # `get` and `po
         if type(body) is not bytes:
             if type(body) is memoryview and not (body.c_contiguous and observed.sends_views(environ)):
                 body = body.tobytes()
-            if isinstance(body, EventStream) and response.is_simple:
+            if isinstance(body, (EventStream, HandlerEvents)) and response.is_simple:
                 observed.start_response(status_line(response.status), list(response.header_list))
                 return observed.watch(body)
             if not isinstance(body, (bytes, memoryview)):

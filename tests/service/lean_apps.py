@@ -178,6 +178,11 @@ def echo(request: Request) -> bytes:
     return request.body
 
 
+@server.get("/light/big")
+def big(_: Request) -> bytes:
+    return PATTERN[:60_000]
+
+
 @server.get("/light/view")
 def light_view(request: Request) -> memoryview:
     (piece,) = VIEWS[request.query["kind"]]

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from service import HttpServer, Request, Response, create_app
@@ -41,6 +41,13 @@ def numbered() -> Form:
         return {"data": text, "id": count, "retry": 250}
 
     return Form(piece, b"data: [DONE]\n\n")
+
+
+@server.use
+def replacing(request: Request, following: Callable[[Request], Response]) -> Response:
+    """Answers itself, when it is told to, though a stream has begun."""
+    response = following(request)
+    return Response.text("replaced") if "replaced" in request.query else response
 
 
 FORMS = {"tokens": lambda: TOKENS, "numbered": numbered}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -40,8 +40,12 @@ class Watch:
     def __init__(self) -> None:
         self.gone: object = None
 
-    def __call__(self, gone: object) -> None:
+    def __call__(self, gone: object) -> Callable[[], None]:
         self.gone = gone
+        return self.end
+
+    def end(self) -> None:
+        self.gone = None
 
     def ring(self) -> None:
         assert callable(self.gone)

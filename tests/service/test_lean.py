@@ -25,7 +25,7 @@ from gunicorn.http.body import LengthReader
 from service.config import Settings
 from service.connection import Input, Reader
 from tests.service.lean_apps import LARGE, PATTERN, VIEWS
-from tests.service.serving import Served, body_of, gunicorn, until
+from tests.service.serving import Client, Served, body_of, gunicorn, until
 from workers.arena import reserve
 
 APP = "tests.service.lean_apps:application"
@@ -454,6 +454,67 @@ def test_answers_that_a_client_lets_wait_all_arrive_in_order(served: Served, apa
         answers = [client.response()[2] for _ in names]
         asking.join()
     assert answers == [json.dumps({"hello": name}, separators=(",", ":")).encode() for name in names]
+
+
+FOLLOWING = {
+    "a malformed request": (b"BAD \x01 x\r\n\r\n", False),
+    "half a head": (b"GET /x HTT", False),
+    "half a head and an end": (b"GET /x HTT", True),
+    "a body that does not come": (post("/light/echo", b"", 5), False),
+    "a body that is held back": (get("/light/echo", "Content-Length: 5", "Expect: 100-continue", method="POST"), False),
+    "an end": (b"", True),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWING)
+def test_nothing_comes_into_the_middle_of_an_answer_that_has_to_wait(impatient: Served, what: str) -> None:
+    following, ends = FOLLOWING[what]
+    most = answers_until_full(impatient)
+    for count in (most - 1, most, most + 1):  # the last of them is the one that the socket takes in part
+        with patient_reader(impatient) as client:
+            before = impatient.log().count("GET /light/big -> 200")
+            client.send(get("/light/big") * count + following)
+            if ends:
+                client.socket.shutdown(socket.SHUT_WR)
+            settled(lambda before=before: impatient.log().count("GET /light/big -> 200") - before)
+            got = client.rest()
+        for number in range(count):
+            head, _, got = got.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), (what, number, head[:100])
+            assert got[:60_000] == PATTERN[:60_000], (what, number)
+            got = got[60_000:]
+        assert got == b"" or got.startswith(b"HTTP/1.1 "), (what, got[:100])
+
+
+def patient_reader(served: Served) -> Client:
+    """It reads late, and the system holds little for it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", served.port))
+    return Client(sock)
+
+
+def answers_until_full(served: Served) -> int:
+    """How many answers to a client that does not read are made before the next one has to wait."""
+    before = served.log().count("GET /light/big -> 200")
+    with patient_reader(served) as client:
+        client.send(get("/light/big") * 200)
+        return settled(lambda: served.log().count("GET /light/big -> 200") - before)
+
+
+def settled(count: Callable[[], int]) -> int:
+    """What it is once it has not changed for a moment."""
+    last, since = -1, time.monotonic()
+
+    def rests() -> bool:
+        nonlocal last, since
+        if (now := count()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since > 0.2
+
+    until(rests, "it rests")
+    return last
 
 
 def can_send(sock: socket.socket) -> bool:

@@ -403,6 +403,30 @@ def test_a_client_that_has_sent_its_next_request_and_stays_is_answered(served: S
             received += client.socket.recv(65536)
 
 
+def test_a_stream_that_a_middleware_replaces_ends_and_the_next_one_is_watched(served: Served) -> None:
+    first, second = fresh(), fresh()
+    with served.connect() as connection:
+        for way in WAYS:
+            assert connection.get(f"{way}?name={first}&replaced&say=[%22a%22]")[2] == b"replaced"
+            until_over(served, first)
+        connection.get(f"/play?name={first}&replaced&say=[%22a%22]")
+        with StreamClient(connection.socket, f"/play?name={second}&say=[%22a%22]") as client:
+            client.until(token("a"))
+            client.reset()
+            until_over(served, second)
+
+
+def test_a_handler_that_makes_no_event_is_interrupted_when_its_client_leaves(served: Served) -> None:
+    name = fresh()
+    with StreamClient(served.port, f"/generator?name={name}") as client:
+        until(lambda: "taken" in state(served, name), "it has begun")
+        say(served, name, b"a")
+        client.until(b"data: a\n\n")
+        client.socket.close()
+        until_over(served, name)
+    until(lambda: "GET /generator -> 200 aborted" in served.log(), "its line says so")
+
+
 # Clients that do not read
 
 PIECE = bytes(range(48, 112)) * 128  # 8 KiB
@@ -509,7 +533,7 @@ ENDINGS = ["TERM", "INT", "TERM to the web process", "max_requests"]
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_open_streams_end_in_good_order_when_the_server_does(how: str) -> None:
-    flags = ("--max-requests", "12") if how == "max_requests" else ()
+    flags = ("--max-requests", "14") if how == "max_requests" else ()
     with gunicorn(APP, *flags, "--graceful-timeout", "4") as served, contextlib.ExitStack() as ends:
         clients = {
             name: ends.enter_context(StreamClient(served.port, f"{path}?name={name}&say=[%22a%22]", version=version))
@@ -521,12 +545,15 @@ def test_open_streams_end_in_good_order_when_the_server_does(how: str) -> None:
         }
         short = ends.enter_context(StreamClient(served.port, "/play?name=short&say=[%22a%22]"))
         silent = ends.enter_context(StreamClient(served.port, "/play?name=silent"))
+        handlers = ends.enter_context(StreamClient(served.port, "/generator?name=handlers"))
         for client in (*clients.values(), short):
             client.until(token("a"))
-        until(lambda: "taken" in state(served, "silent"), "it has begun")
+        until(lambda: "taken" in state(served, "silent") and "taken" in state(served, "handlers"), "they have begun")
+        say(served, "handlers", b"a")
+        handlers.until(b"data: a\n\n")
         control = ends.enter_context(served.connect())
         control.send(b"POST /end?name=short HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n")
-        until(lambda: json.loads(served.get("/streams"))["open"] == 5, "all are open")
+        until(lambda: json.loads(served.get("/streams"))["open"] == 6, "all are open")
         began = time.monotonic()
         if how == "max_requests":
             while children(served.process.pid) and _asked(served):
@@ -542,6 +569,7 @@ def test_open_streams_end_in_good_order_when_the_server_does(how: str) -> None:
         for client in clients.values():
             assert client.finish() == token("a") + STOPPING
             assert client.whole
+        assert (handlers.finish(), handlers.whole) == (b"data: a\n\n" + STOPPING, True)
         assert silent.status == 503
         assert json.loads(silent.finish()) == {"error": "the server is stopping", "code": "DRAINING"}
         assert 1.5 < time.monotonic() - began < 4.0
