@@ -404,7 +404,8 @@ class ClientCore:
     def abandon(self, task: Task, error: PoolError) -> bool:
         """Nobody waits for the task any more; true if somebody did until now. It is not run if it has not begun."""
         seq = task.seq
-        if self._open.pop(seq, None) is None:
+        # The number may be that of another task by now, if this one is from before the connection was made anew.
+        if self._open.get(seq) is not task or self._open.pop(seq, None) is None:
             return False
         if task.pieces is None or not task.turn:  # a stream that has begun is in no queue any more
             task.model.abandoned.add(seq)

@@ -182,6 +182,17 @@ def test_a_loss_of_the_pool_does_not_undo_what_had_ended(client: Client) -> None
     assert streams[2].ended and "draining" in str(streams[2].failure())
 
 
+def test_to_give_up_a_task_of_before_gives_up_no_other_of_that_number(client: Client) -> None:
+    before = Client()
+    (old, _), (new, record) = before.submit(), client.submit()
+    assert old.seq == new.seq
+    before.core.lose()
+    before.core.close()
+    assert not client.core.abandon(old, Cancelled("the client has gone"))
+    assert new.error is None and client.word(record, CONTROL) & 0xFF == 0
+    assert client.core.receive(final(record)) == [new]
+
+
 def test_a_full_pipe_ends_no_stream_that_has_begun(client: Client) -> None:
     (begun, first), (queued, second) = client.submit(), client.submit()
     words, bases = client.core.arena.words, client.core.arena.bases

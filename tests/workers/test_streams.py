@@ -730,3 +730,24 @@ def test_a_pool_that_is_killed_ends_every_stream(place: Place) -> None:
         running.kill()
         came, error = cut(stream)
         assert came == pieces(1, len(came) + 1)[1:] and isinstance(error, PoolLost)
+
+
+def test_a_caller_from_before_the_pool_was_lost_takes_nothing_along_when_it_leaves(place: Place) -> None:
+    place.forget()
+    near, far = socket.socketpair()
+    model = {"model": TALK + "Talk", "options": {"gate": str(place.gate)}}
+    with near, pool({"talk": model}, SMALL_ARENA) as running, client_of(running.socket_path) as client:
+        wait_replicas(client, "talk")
+        old = client.stream("talk", ask(1, ENDLESS), caller=near)
+        assert begun(old)
+        running.kill()
+        until(lambda: old._task.error, "it has been cut")
+        running.start()
+        wait_replicas(client, "talk")
+        new = client.stream("talk", ask(2, 3, gate=2))
+        assert begun(new) and new._task.seq == old._task.seq
+        far.close()
+        assert not new.wait(0.5)
+        place.gate.touch()
+        assert list(new) == pieces(2, 3)[1:]
+        old.close()
