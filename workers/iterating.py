@@ -97,10 +97,11 @@ class Threads:
             finally:
                 if hasattr(iterator, "close"):
                     iterator.close()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # asyncio's CancelledError, for one: the loop must hear of any end
             failure = error
         live.request = {}
         self._tell(live, None, failure)
+        del failure  # its traceback leads back here: a ring that would keep the inputs mapped
 
     def _tell(self, live: Live, piece: bytes | None, failure: BaseException | None) -> None:
         self._made.append((live, piece, failure))

@@ -59,7 +59,7 @@ class Stepping:
             answers = list(self._model.step(self._states))
             if len(answers) != len(lives):
                 raise ModelFailed(f"a step answered {len(answers)} pieces for {len(lives)} streams")
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             # Some states may be half advanced, and nobody knows which.
             failure = self._streams.explain(error)
             for live in lives:
@@ -104,7 +104,8 @@ class Stepping:
 
     def _sit_out(self, live: Live) -> None:
         if self._members.pop(live, live) is None:
-            self._stale = True
+            # What has left must not be kept until the next step, which may not come for long.
+            self._lives, self._states, self._stale = [], (), True
 
     def _stop(self, live: Live) -> None:
         state, live.data = live.data, None
@@ -112,5 +113,5 @@ class Stepping:
             self._streams.mark_busy()
             try:
                 self._stopping.stop(state)
-            except (Exception, SystemExit, KeyboardInterrupt):
+            except BaseException:
                 log.exception("the model failed to stop a stream")

@@ -157,6 +157,14 @@ class Streams:
         """Since when a model has not come back from a stream that is to end; 0 if none has kept us waiting."""
         return min(self._late.values(), default=0)
 
+    @property
+    def rest_since_ns(self) -> int:
+        """What the worker is busy since while it waits. Beside live threads it always is, since each time it says so:
+        one of them may keep the interpreter to itself, which is a task that takes long and not a worker that idles."""
+        if self.threads is None or self.none:
+            return 0
+        return self.late_since_ns or time.monotonic_ns()
+
     def wait_ms(self) -> int | None:
         """How long there is nothing to do here, unless a thread says otherwise; None: until there is a stream."""
         if self._form.busy:
@@ -182,7 +190,7 @@ class Streams:
         try:
             live.request = {name: rows[0, ...] for name, rows in gather_inputs([[task]]).items()}
             self._form.begin(live)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             self.end(live, _FAILED, self.explain(error))
 
     def turn(self, now_ns: int) -> None:

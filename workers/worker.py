@@ -135,7 +135,7 @@ class Worker:
             except Drained:
                 ended = True
             streams.turn(time.monotonic_ns())
-            words[BUSY_SINCE] = streams.late_since_ns
+            words[BUSY_SINCE] = streams.rest_since_ns
             words[TURNS] += 1
             if ended and streams.none:
                 raise Drained
@@ -275,7 +275,7 @@ class Worker:
         elif tasks:
             for batch in plan(tasks, self._max_batch):
                 self._run_wanted(batch)
-        self._inbox.words[BUSY_SINCE] = 0
+        self._inbox.words[BUSY_SINCE] = 0 if self._streams is None else self._streams.rest_since_ns
         self._inbox.words[TURNS] += 1
         self._close_dropped()
 
@@ -415,7 +415,7 @@ class Worker:
         try:
             assert self._predicts is not None
             outputs = self._checks.check(self._predicts.predict(gather_inputs(parts)), rows)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             if len(tasks) > 1:
                 self._mark_queued(tasks)
                 for task in tasks:

@@ -6,6 +6,8 @@ that nothing of it is missing.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import signal
 import time
@@ -19,8 +21,8 @@ from workers.errors import Refused
 from workers.model import Array, Last, Piece, TensorSpec
 
 ENDLESS = 1 << 40
-RAISE, REFUSE, NO_PIECE, BAD_TEXT, DIE, HANG, RAISE_ALL, TOO_FEW = range(1, 9)
-"""What can go wrong at a piece; the last two by steps only."""
+RAISE, REFUSE, NO_PIECE, BAD_TEXT, DIE, HANG, HOLD, LEAVE, RAISE_ALL, TOO_FEW = range(1, 11)
+"""What can go wrong at a piece; the last two by steps only. HOLD: the interpreter is kept for 2 s, no other thread runs."""
 
 INPUTS = (
     TensorSpec("nonce", "int64"),
@@ -71,6 +73,10 @@ def go_wrong(wrong: int) -> None:
         raise Refused("not this one", code="NOT_THIS_ONE")
     if wrong == DIE:
         os.kill(os.getpid(), signal.SIGKILL)
+    if wrong == HOLD:
+        ctypes.PyDLL(None).sleep(2)
+    if wrong == LEAVE:
+        raise asyncio.CancelledError("let go")
     while wrong == HANG:
         time.sleep(1)
 

@@ -23,6 +23,8 @@ from tests.models.talk import (
     DIE,
     ENDLESS,
     HANG,
+    HOLD,
+    LEAVE,
     NO_PIECE,
     RAISE,
     RAISE_ALL,
@@ -35,6 +37,7 @@ from tests.workers.drivers import Call, Driver, client_of
 from tests.workers.pools import (
     SMALL_ARENA,
     PoolProcess,
+    arenas,
     core,
     pool,
     queued,
@@ -528,6 +531,30 @@ def test_an_iterator_that_does_not_come_back_costs_its_worker_after_a_while(
     wait_replicas(client, "quick")
 
 
+@pytest.mark.parametrize("model", FORMS)
+def test_a_model_that_keeps_the_interpreter_to_itself_has_its_time(
+    client: Driver, running: PoolProcess, model: str
+) -> None:
+    worker = running.worker(model)
+    beside, holding = client.stream(model, ask(1, ENDLESS)), client.stream(model, ask(2, 3, wrong=HOLD, at=1))
+    assert begun(beside)
+    assert list(holding) == pieces(2, 3)
+    assert running.worker(model) == worker
+    beside.close()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("model", FORMS)
+def test_an_exception_of_any_kind_ends_a_stream_and_leaves_the_worker(
+    client: Driver, running: PoolProcess, model: str, at: int
+) -> None:
+    worker = running.worker(model)
+    came, error = cut(client.stream(model, ask(1, 9, wrong=LEAVE, at=at), deadline=time.monotonic() + 10))
+    assert (came, type(error), str(error)) == (pieces(1, at), ModelFailed, "let go")
+    assert list(client.stream(model, ask(2, 3))) == pieces(2, 3)
+    assert running.worker(model) == worker
+
+
 def test_a_step_that_does_not_come_back_costs_its_worker(client: Driver) -> None:
     came, error = cut(client.stream("quick-steps", ask(1, 9, wrong=HANG, at=1)))
     assert (came, type(error)) == (pieces(1, 1), WorkerDied)
@@ -549,6 +576,17 @@ def test_streams_of_a_client_that_has_gone_are_stopped(
     until(lambda: sorted(place.notes("stop")) == [2, 3], "both were stopped")
     place.gate.touch()
     assert list(ours) == pieces(1, 9)[1:]
+
+
+@pytest.mark.parametrize("model", FORMS)
+def test_an_idle_worker_keeps_nothing_of_streams_that_have_ended(running: PoolProcess, model: str) -> None:
+    with client_of(running.socket_path) as client:
+        wait_replicas(client, model)
+        until(lambda: arenas(running.worker(model)) == 0, "those of other tests are gone")
+        assert list(client.stream(model, ask(1, 3))) == pieces(1, 3)
+        assert arenas(running.worker(model)) == 1
+        wait_free(client)
+    until(lambda: arenas(running.worker(model)) == 0, "the client's memory is let go", 5)
 
 
 def test_a_worker_killed_by_chance_at_any_moment_costs_no_slot_and_no_piece(
