@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from workers.errors import Overloaded
-from workers.model import Iterates, to_bytes
+from workers.model import Iterates, pieces_of, to_bytes
 from workers.records import PIECE_COST, SlotState
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Threads:
         failure: BaseException | None = None
         made = 0
         try:
-            iterator = iter(self._model.stream(live.request))
+            iterator = pieces_of(self._model.stream(live.request))
             try:
                 for answer in iterator:
                     piece = to_bytes(answer)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from workers.errors import ModelFailed, PoolError
-from workers.model import Last, Steps, Stops, to_bytes
+from workers.model import Last, Steps, Stops, answers_of, to_bytes
 from workers.records import SlotState
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ class Stepping:
         lives = self._lives
         self._streams.mark_busy()
         try:
-            answers = list(self._model.step(self._states))
-            if len(answers) != len(lives):
-                raise ModelFailed(f"a step answered {len(answers)} pieces for {len(lives)} streams")
+            answers = answers_of(self._model.step(self._states), len(lives))
         except BaseException as error:
             # Some states may be half advanced, and nobody knows which.
             failure = self._streams.explain(error)

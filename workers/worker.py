@@ -152,7 +152,8 @@ class Worker:
         """Read no more than there are places for, should all of it be streams."""
         if streams.free < self._max_batch:
             return self._read_into(self._room[0][: streams.free * RECORD_SIZE], 0)
-        return self._gather() if self._max_delay_ns and streams.none else self._read(0)
+        gathers = self._max_delay_ns and self._predicts is not None and streams.none
+        return self._gather() if gathers else self._read(0)
 
     # Taking.
 
@@ -182,7 +183,7 @@ class Worker:
             if not held:
                 return 0
             rows, oldest = self._inbox.rows(0, held), self._inbox.queued_ns(0)
-            while held < self._max_batch:
+            while held < self._max_batch and not self._inbox.has_stream(held):
                 wait_ns = gather_until(oldest, rows, self._max_batch, self._max_delay_ns) - time.monotonic_ns()
                 if wait_ns <= 0:
                     break

@@ -193,6 +193,45 @@ def test_to_give_up_a_task_of_before_gives_up_no_other_of_that_number(client: Cl
     assert client.core.receive(final(record)) == [new]
 
 
+def test_a_stream_given_up_counts_as_waiting_while_it_is_queued_only(client: Client) -> None:
+    (waits, first), (silent, second) = client.submit(), client.submit()
+    client.core.arena.words[client.core.arena.bases[second.slot] >> 3] = second.seq << 8 | SlotState.RUNNING
+    for task in (waits, silent):
+        assert client.core.abandon(task, Cancelled("enough"))
+    assert client.core.model("m").abandoned == {first.seq}
+    client.core.receive(final(first, SlotState.CANCELLED) + final(second, SlotState.CANCELLED))
+
+
+def test_two_threads_that_see_the_end_at_once_both_see_how_it_was(client: Client) -> None:
+    task, record = client.submit()
+    client.core.receive(final(record, SlotState.FAILED))
+    stream = client.pieces(task)
+    failure = ClientCore.failure
+
+    def meanwhile(core: ClientCore, task: Task) -> PoolError | None:
+        """Just when one of them looks, the other is through."""
+        core.failure = partial(failure, core)  # type: ignore[method-assign]
+        assert stream.ended
+        return core.failure(task)
+
+    client.core.failure = partial(meanwhile, client.core)  # type: ignore[method-assign]
+    stream.close()
+    assert isinstance(stream.failure(), PoolError) and client.core.leased == 0
+
+
+def test_what_a_worker_that_died_was_at_is_said(client: Client) -> None:
+    tasks = [client.submit() for _ in range(4)]
+    (silent, _), (begun, second), (parts, third), (unheard, fourth) = tasks
+    client.core.arena.words[client.core.arena.bases[fourth.slot] >> 3] = fourth.seq << 8 | SlotState.STREAMING
+    client.core.receive(frame(second, b"a") + frame(third, b"b", PIECE_PART))
+    client.core.receive(b"".join(final(record, SlotState.WORKER_DIED) for _, record in tasks))
+    assert "and so did the next" in str(client.core.failure(silent))
+    for task in (begun, parts, unheard):
+        assert str(client.core.failure(task)) == "the worker died while the stream was under way"
+    for task, _ in tasks:
+        client.core.release(task)
+
+
 def test_a_full_pipe_ends_no_stream_that_has_begun(client: Client) -> None:
     (begun, first), (queued, second) = client.submit(), client.submit()
     words, bases = client.core.arena.words, client.core.arena.bases
@@ -426,6 +465,57 @@ def test_a_warm_up_that_fails_says_why(answer: Any, reason: str) -> None:
         warm_up(Talk([answer]))
     with pytest.raises(TypeError, match="neither `predict` nor `stream` nor `start` and `step`"):
         warm_up(Silent())
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "returned None; it must return"),
+        ("abc", "returned a value of type str; it must return"),
+        (5, "returned a value of type int; it must return"),
+    ],
+)
+def test_a_model_that_returns_no_pieces_is_told_what_would_be_right(both: Both, returned: Any, reason: str) -> None:
+    wrong = Wrong(returned)
+    with pytest.raises(ModelFailed, match="`stream` " + reason + " an iterator of pieces"):
+        warm_up(SimpleNamespace(inputs=STATUS.inputs, outputs=(), load=wrong.load, stream=wrong.give))
+    steps = SimpleNamespace(inputs=STATUS.inputs, outputs=(), load=wrong.load, start=wrong.give, step=wrong.give)
+    with pytest.raises(ModelFailed, match="`step` " + reason + " a sequence, one answer for each state"):
+        warm_up(steps)
+    task, _ = both.begin("a")
+    both.model.step = wrong.give  # type: ignore[assignment]
+    both.turn()
+    both.hear()
+    assert "`step` " + reason in str(both.core.failure(task))
+    both.core.release(task)
+
+
+class Wrong:
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def load(self) -> None: ...
+
+    def give(self, _: Any) -> Any:
+        return self.returned
+
+
+def test_a_model_that_predicts_and_streams_is_warmed_up_at_both() -> None:
+    def predict(batch: Any) -> Any:
+        return {}
+
+    def start(request: Any) -> Any:
+        raise ValueError("cold start")
+
+    def step(states: Any) -> Any:
+        return [None]
+
+    both = {"inputs": STATUS.inputs, "outputs": (), "load": lambda: None, "predict": predict}
+    with pytest.raises(ValueError, match="cold start"):
+        warm_up(SimpleNamespace(**both, start=start, step=step))
+    with pytest.raises(ValueError, match="cold start"):
+        warm_up(SimpleNamespace(**both, stream=start))
+    warm_up(SimpleNamespace(**both))
 
 
 class Silent:

@@ -104,6 +104,7 @@ def running(place: Place) -> Iterator[PoolProcess]:
             "options": options,
         },
         "both": {"model": TALK + "Both", "options": options},
+        "both-gathered": {"model": TALK + "Both", "max_delay_ms": 1000, "max_batch": 4, "options": options},
         "reads": {"model": TALK + "Reads"},
         "quick": {"model": TALK + "Talk", "timeout_s": 0.5, "options": options},
         "quick-steps": {"model": TALK + "Steps", "timeout_s": 0.5, "options": options},
@@ -332,6 +333,18 @@ def test_predictions_go_on_beside_streams(client: Driver) -> None:
         streams[i - 1].close()
 
 
+def test_a_stream_is_not_kept_waiting_for_a_batch_to_fill(client: Driver) -> None:
+    row = ask(1, 2) | {"x": np.ones(1, np.float32)}
+    begin = time.monotonic()
+    assert list(client.stream("both-gathered", row)) == pieces(1, 2)
+    assert list(client.stream("few-gathered", ask(1, 2))) == pieces(1, 2)
+    call = Call(lambda: client.predict("both-gathered", row))
+    until(lambda: core(client).under_way == 1 and queued(client, "both-gathered") == 0, "a batch is being gathered")
+    assert list(client.stream("both-gathered", row)) == pieces(1, 2)
+    assert time.monotonic() - begin < 0.5
+    assert call.result()["y"] == [1]
+
+
 # Credit.
 
 
@@ -494,6 +507,7 @@ def test_a_stream_that_has_begun_dies_with_its_worker_and_one_that_has_not_is_ru
     send(running.worker(model), signal.SIGKILL)
     came, error = cut(streams[0])
     assert (came, type(error)) == (pieces(1, 2), WorkerDied)
+    assert str(error) == "the worker died while the stream was under way"
     place.gate.touch()
     assert list(streams[1]) == pieces(2, 9)
     assert place.notes("start") in ([1, 2, 2], [2, 1, 2])
@@ -503,6 +517,7 @@ def test_a_stream_that_has_begun_dies_with_its_worker_and_one_that_has_not_is_ru
 def test_a_stream_that_kills_before_its_first_piece_is_run_twice(client: Driver, place: Place, model: str) -> None:
     came, error = cut(client.stream(model, ask(1, 9, wrong=DIE, at=0)))
     assert (came, type(error)) == ([], WorkerDied)
+    assert "and so did the next one" in str(error)
     assert place.notes("start") == [1, 1]
     wait_replicas(client, model)
 
@@ -636,6 +651,28 @@ def test_more_streams_at_once_than_the_worker_has_places_for(client: Driver, run
     streams = [client.stream(model, ask(i, 2)) for i in (1, 2, 3)]
     assert [list(stream) for stream in streams] == [pieces(i, 2) for i in (1, 2, 3)]
     assert running.worker(model) == worker
+
+
+def test_streams_that_were_given_up_at_work_make_no_room_in_the_queue(
+    client: Driver, running: PoolProcess, place: Place
+) -> None:
+    silent = [client.stream("few", ask(i, 2, gate=1)) for i in (1, 2)]
+    until(lambda: place.notes("start") == [1, 2], "both have been taken, and have said nothing")
+    worker = running.worker("few")
+    send(worker, signal.SIGSTOP)
+    try:
+        for stream in silent:
+            stream.close()
+        waiting = []
+        with pytest.raises(Overloaded):
+            for i in range(3, 30):
+                waiting.append(client.stream("few", ask(i, 2)))
+        assert len(waiting) == 3
+        waiting[0].close()
+        waiting.append(client.stream("few", ask(9, 2)))
+    finally:
+        send(worker, signal.SIGCONT)
+    assert [list(stream) for stream in waiting[1:]] == [pieces(i, 2) for i in (4, 5, 9)]
 
 
 def test_streams_over_the_slots_are_refused(client: Driver, place: Place) -> None:
