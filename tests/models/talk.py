@@ -83,12 +83,13 @@ def go_wrong(wrong: int) -> None:
 
 class Diary:
     """Notes in the file `diary`, if there is one; `gate`: the file that opens it; `ms`: how long a piece, or a step,
-    takes."""
+    takes; `start_ms`: how long a start."""
 
     inputs: Sequence[TensorSpec] = INPUTS
     outputs: Sequence[TensorSpec] = ()
 
-    def __init__(self, diary: str = "", gate: str = "", ms: float = 0.0) -> None:
+    def __init__(self, diary: str = "", gate: str = "", ms: float = 0.0, start_ms: float = 0.0) -> None:
+        self.start_ms = start_ms
         self.diary = diary
         self.gate = Path(gate)
         self.ms = ms
@@ -130,6 +131,7 @@ class Steps(Diary):
         wish = Wish(request)
         if wish.wrong == RAISE and wish.at < 0:
             raise ValueError("cannot start")
+        time.sleep(self.start_ms / 1000)
         self.note("start", wish.nonce)
         return wish
 
@@ -170,6 +172,7 @@ class Both(Steps):
     outputs = (TensorSpec("y", "float32"),)
 
     def predict(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.note("predict", len(batch["x"]))
         return {"y": batch["x"]}
 
 

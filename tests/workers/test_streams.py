@@ -105,6 +105,7 @@ def running(place: Place) -> Iterator[PoolProcess]:
         },
         "both": {"model": TALK + "Both", "options": options},
         "both-gathered": {"model": TALK + "Both", "max_delay_ms": 1000, "max_batch": 4, "options": options},
+        "slow-start": {"model": TALK + "Both", "options": options | {"start_ms": 50}},
         "reads": {"model": TALK + "Reads"},
         "quick": {"model": TALK + "Talk", "timeout_s": 0.5, "options": options},
         "quick-steps": {"model": TALK + "Steps", "timeout_s": 0.5, "options": options},
@@ -343,6 +344,28 @@ def test_a_stream_is_not_kept_waiting_for_a_batch_to_fill(client: Driver) -> Non
     assert list(client.stream("both-gathered", row)) == pieces(1, 2)
     assert time.monotonic() - begin < 0.5
     assert call.result()["y"] == [1]
+
+
+def test_those_that_join_hold_up_the_live_ones_for_one_start_at_most(
+    client: Driver, running: PoolProcess, place: Place
+) -> None:
+    row = {"x": np.ones(1, np.float32)}
+    worker = running.worker("slow-start")
+    live = client.stream("slow-start", ask(1, ENDLESS) | row)
+    assert begun(live)
+    send(worker, signal.SIGSTOP)
+    joining = [client.stream("slow-start", ask(i, 2) | row) for i in range(2, 9)]
+    expired = Call(lambda: client.predict("slow-start", ask(9, 2) | row, deadline=time.monotonic() + 0.2))
+    until(lambda: queued(client, "slow-start") >= 7, "all are queued")
+    place.forget()
+    send(worker, signal.SIGCONT)
+    for i, stream in enumerate(joining, 2):
+        assert list(stream) == pieces(i, 2)
+    assert isinstance(expired.failure(), DeadlineExceeded)
+    live.close()
+    lines = [line.split()[0] for line in place.diary.read_text().splitlines()]
+    assert "predict" not in lines, "it has expired while others began"
+    assert "start start" not in " ".join(lines), "there is a step between any two of them"
 
 
 # Credit.
