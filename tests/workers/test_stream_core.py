@@ -287,12 +287,12 @@ class Both(Client):
         self.finals: set[int] = set()
         """Whose final frame has been written."""
 
-    def begin(self, *script: Any, deadline_ns: int = FAR) -> tuple[Task, Record]:
+    def begin(self, *script: Any, deadline_ns: int = FAR, charges: int = 0) -> tuple[Task, Record]:
         """A stream that the worker has taken, with what its model will answer."""
         self.model.scripts.append(iter(script))
         task, record = self.submit(deadline_ns=deadline_ns)
         self.inbox.entries[:RECORD_SIZE] = record.pack()
-        held = HeldTask(0, self.view, record.slot, record.seq, record.deadline_ns, 0, 0)
+        held = HeldTask(0, self.view, record.slot, record.seq, record.deadline_ns, charges, 0)
         held.layout = self.layouts.parse(self.view.arena.map[held.base + 64 : held.base + 64 + self.word(record, 2)])
         self.streams.admit(held)
         for line in self.streams._lines.values():
@@ -428,6 +428,45 @@ def test_streams_of_a_client_that_has_gone_leave_with_what_they_had_to_say(both:
     assert both.streams.drop(both.view)
     assert both.streams.none and both.held() == [] and len(both.model.stopped) == 2
     assert both.streams.drop(both.view), "there is none left"
+
+
+def test_those_a_worker_died_of_are_begun_one_by_one(both: Both) -> None:
+    _, other = both.begin("x", Last("y"))
+    _, first = both.begin("", "a", Last("b"), charges=1)
+    _, second = both.begin(None, charges=1)
+    _, third = both.begin("", "c", Last("d"), charges=1)
+    both.turn()
+
+    def states() -> list[int]:
+        return [both.word(record, STATE) & 0xFF for record in (first, second, third, other)]
+
+    both.hear()
+    running, queued, streaming = SlotState.RUNNING, SlotState.QUEUED, SlotState.STREAMING
+    assert states() == [running, queued, queued, streaming], "it has said nothing yet"
+    assert both.held() == [record.seq for record in (other, first, second, third)]
+    both.turn()
+    assert states()[:2] == [streaming, queued]
+    both.turn()
+    assert states()[1:3] == [SlotState.DONE, queued]
+    both.turn()
+    assert states()[2] == running
+    for _ in range(3):
+        both.turn()
+    assert both.streams.none and both.held() == []
+    for task in both.hear():
+        both.core.release(task)
+
+
+def test_one_that_waits_to_be_begun_again_can_be_cancelled_and_expires(both: Both) -> None:
+    both.begin(*[""] * 9, charges=1)
+    cancelled, record = both.begin(charges=1)
+    both.begin(charges=1, deadline_ns=2)
+    both.core.abandon(cancelled, Cancelled("enough"))
+    both.turn(LOOK_NS)
+    assert len(both.held()) == 1
+    assert both.word(record, STATE) & 0xFF == SlotState.CANCELLED
+    both.begin(charges=1)
+    assert both.streams.drop(both.view) and both.streams.none and both.held() == []
 
 
 def test_a_slot_and_its_record_are_never_lost_sight_of(both: Both) -> None:

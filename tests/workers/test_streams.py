@@ -545,6 +545,26 @@ def test_a_stream_that_kills_before_its_first_piece_is_run_twice(client: Driver,
     wait_replicas(client, model)
 
 
+@pytest.mark.parametrize("model", FORMS)
+def test_a_stream_that_kills_twice_takes_none_along_that_has_said_nothing(
+    client: Driver, running: PoolProcess, model: str
+) -> None:
+    worker = running.worker(model)
+    send(worker, signal.SIGSTOP)
+    before, after = ([client.stream(model, ask(i, 3)) for i in some] for some in (range(1, 6), range(6, 11)))
+    bad = client.stream(model, ask(99, 3, wrong=DIE, at=0))
+    mixed = [*before, *after]
+    send(worker, signal.SIGCONT)
+    came, error = cut(bad)
+    assert (came, type(error)) == ([], WorkerDied)
+    for i, stream in enumerate(mixed, 1):
+        try:
+            assert list(stream) == pieces(i, 3)
+        except WorkerDied as died:
+            assert "under way" in str(died), "only one that had begun dies along"
+    wait_replicas(client, model)
+
+
 def test_a_stream_that_was_cancelled_is_not_run_again(client: Driver, running: PoolProcess, place: Place) -> None:
     stream = client.stream("talk", ask(1, 9, gate=1))
     until(lambda: place.notes("start") == [1], "it was taken")
