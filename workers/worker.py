@@ -264,7 +264,7 @@ class Worker:
     # Opening.
 
     def _work(self, held: int, first: int = 0, until_ns: int = 0) -> int:
-        """Of the records in the inbox, open those from `first` on, and run them. If that begins streams it goes on up to
+        """Of the inbox's records, open those from `first` on, and run them. If that begins streams it goes on until
         `until_ns` only; how far it came."""
         now = time.monotonic_ns()
         if now >= self._next_look:

@@ -22,7 +22,7 @@ from workers.model import Array, Last, Piece, TensorSpec
 
 ENDLESS = 1 << 40
 RAISE, REFUSE, NO_PIECE, BAD_TEXT, DIE, HANG, HOLD, LEAVE, RAISE_ALL, TOO_FEW = range(1, 11)
-"""What can go wrong at a piece; the last two by steps only. HOLD: the interpreter is kept for 2 s, no other thread runs."""
+"""What can go wrong at a piece; the last two by steps only. HOLD: no other thread runs for 2 s."""
 
 INPUTS = (
     TensorSpec("nonce", "int64"),
