@@ -254,6 +254,7 @@ class HubClient:
 
     def _lose(self, connection: Connection) -> None:
         self._connection = None
+        self._callers.clear()
         for watcher in self._watchers:
             watcher.stop()
             watcher.close()

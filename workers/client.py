@@ -326,7 +326,7 @@ class ThreadClient:
         try:
             yield
         finally:
-            del self._callers[future._task]
+            self._callers.pop(future._task, None)
 
     def close(self) -> None:
         """Give everything back; whoever still waits gets `PoolLost`."""
@@ -449,6 +449,7 @@ class ThreadClient:
     def _lose(self, connection: Connection) -> None:
         connection.lost = True
         self._connection = None
+        self._callers.clear()
         if connection.core is not None:
             connection.nudge()
         with self._reader:

@@ -59,8 +59,9 @@ from workers.slots import Slots
 from workers.status import ModelStatus
 from workers.tensors import Layout, Layouts, align
 
-_QUEUED, _DONE, _SPILLED, _FAILED = (
+_QUEUED, _STREAMING, _DONE, _SPILLED, _FAILED = (
     int(SlotState.QUEUED),
+    int(SlotState.STREAMING),
     int(SlotState.DONE),
     int(SlotState.SPILLED),
     int(SlotState.FAILED),
@@ -404,9 +405,10 @@ class ClientCore:
     def abandon(self, task: Task, error: PoolError) -> bool:
         """Nobody waits for the task any more; true if somebody did until now. It is not run if it has not begun."""
         seq = task.seq
-        if self._open.pop(seq, None) is None:
+        # The number may be that of another task by now, if this one is from before the connection was made anew.
+        if self._open.get(seq) is not task or self._open.pop(seq, None) is None:
             return False
-        if task.pieces is None or not task.turn:  # a stream that has begun is in no queue any more
+        if task.pieces is None or self._state(task) == _QUEUED:  # a stream that was taken up is in no queue any more
             task.model.abandoned.add(seq)
         if seq not in self._tasks:
             # The thread that was heeding its final frame may have looked there before.
@@ -420,6 +422,15 @@ class ClientCore:
             if self.arena.fd >= 0:
                 raise
         return True
+
+    def _state(self, task: Task) -> int:
+        """What the slot says of a task under way; 0 without an arena."""
+        try:
+            word = self.arena.words[(task.base >> 3) + STATE]
+        except ValueError:
+            # Another thread may have closed the arena just now.
+            return 0
+        return word & 0xFF if word >> 8 == task.seq else 0
 
     def grant(self, task: Task) -> None:
         """The pieces of a stream that were taken so far are consumed: it may send as much again. Late, this changes
@@ -477,6 +488,8 @@ class ClientCore:
         """How a stream that is settled or given up was cut short; None if it was not. Before the release."""
         if task.outcome == _DONE:
             return None
+        if task.outcome == SlotState.WORKER_DIED and (task.turn or task.parts or self._state(task) == _STREAMING):
+            return WorkerDied("the worker died while the stream was under way")
         if task.outcome in _TEXTS:
             # Whatever has become of the arena since.
             cls, text = _TEXTS[task.outcome]
@@ -488,6 +501,9 @@ class ClientCore:
         except ValueError:
             # Another thread may have closed the arena just now.
             return PoolLost("the pool is gone")
+        except RuntimeError:
+            # Another thread has released it just now, and knows.
+            return None
         return None
 
     def take(self, task: Task) -> list[bytes]:

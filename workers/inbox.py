@@ -69,6 +69,11 @@ class Inbox:
         at = ENTRIES // 8 + first * RECORD_WORDS + ROWS_WORD
         return sum([word & 0xFFFFFFFF for word in self.words[at : at + count * RECORD_WORDS : RECORD_WORDS]])
 
+    def has_stream(self, count: int) -> bool:
+        """Whether one of the first `count` entries is a stream."""
+        at = ENTRIES // 8 + ROWS_WORD
+        return any([word >> 32 for word in self.words[at : at + count * RECORD_WORDS : RECORD_WORDS]])
+
     def held(self) -> list[Record]:
         """Every record in it, once, in the order of taking but for those of streams, which come last."""
         first = ENTRIES // 8

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from workers.errors import Overloaded
-from workers.model import Iterates, to_bytes
+from workers.model import Iterates, pieces_of, to_bytes
 from workers.records import PIECE_COST, SlotState
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Threads:
         failure: BaseException | None = None
         made = 0
         try:
-            iterator = iter(self._model.stream(live.request))
+            iterator = pieces_of(self._model.stream(live.request))
             try:
                 for answer in iterator:
                     piece = to_bytes(answer)
@@ -97,10 +97,11 @@ class Threads:
             finally:
                 if hasattr(iterator, "close"):
                     iterator.close()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # asyncio's CancelledError, for one: the loop must hear of any end
             failure = error
         live.request = {}
         self._tell(live, None, failure)
+        del failure  # its traceback leads back here: a ring that would keep the inputs mapped
 
     def _tell(self, live: Live, piece: bytes | None, failure: BaseException | None) -> None:
         self._made.append((live, piece, failure))

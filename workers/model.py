@@ -123,6 +123,29 @@ def to_bytes(piece: object) -> bytes:
         raise ModelFailed(f"a piece is no text: {error}") from None
 
 
+def pieces_of(pieces: object) -> Iterator[object]:
+    """What `stream` has returned, to be gone through; `ModelFailed` if it cannot be."""
+    if isinstance(pieces, str | bytes) or not isinstance(pieces, Iterable):
+        raise ModelFailed(
+            f"`stream` returned {_kind(pieces)}; it must return an iterator of pieces, as a generator does with `yield`"
+        )
+    return iter(pieces)
+
+
+def answers_of(answers: object, count: int) -> list[object]:
+    """What `step` has returned for so many states; `ModelFailed` if it is no answer for each."""
+    if isinstance(answers, str | bytes) or not isinstance(answers, Iterable):
+        raise ModelFailed(f"`step` returned {_kind(answers)}; it must return a sequence, one answer for each state")
+    found = list(answers)
+    if len(found) != count:
+        raise ModelFailed(f"a step answered {len(found)} pieces for {count} streams")
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
 @runtime_checkable
 class Iterates(Protocol):
     def stream(self, request: Mapping[str, Array]) -> Iterator[Piece]:

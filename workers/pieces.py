@@ -88,10 +88,11 @@ class Pieces:
         if task.outcome or task.error:
             self._callers.pop(task, None)
             failure = core.failure(task)
-            core.release(task)
+            # In this order: once it is released, the failure cannot be had any more.
             if not self._over:
                 self._failure = failure
                 self._over = True
+            core.release(task)
 
     def __iter__(self) -> Iterator[bytes]:
         return self

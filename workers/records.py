@@ -19,7 +19,7 @@ RECORD = Struct("<QQQQQIHHII8x")
 RECORD_SIZE = 64
 RECORD_WORDS = RECORD_SIZE // 8
 QUEUED_WORD, ROWS_WORD = 3, 6
-"""Which words of a record hold when it was queued and, in the lower half, its rows."""
+"""Which words of a record hold when it was queued; its rows, and in the upper half whether it is a stream."""
 FRAME = Struct("<QI4x")
 """A frame that nothing follows: word, slot."""
 FRAME_SIZE = 16

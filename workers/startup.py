@@ -22,7 +22,20 @@ from workers import control, weights
 from workers.errors import Refused, code_of
 from workers.inbox import Board, Inbox
 from workers.log import start as start_log
-from workers.model import Array, Iterates, Last, Model, Predicts, SharesWeights, Steps, Stops, resolve, to_bytes
+from workers.model import (
+    Array,
+    Iterates,
+    Last,
+    Model,
+    Predicts,
+    SharesWeights,
+    Steps,
+    Stops,
+    answers_of,
+    pieces_of,
+    resolve,
+    to_bytes,
+)
 from workers.tensors import check_outputs
 from workers.worker import Worker
 
@@ -114,25 +127,24 @@ def _make_model(assignment: Assignment, link: socket.socket) -> Model | None:
 
 
 def warm_up(model: Model) -> None:
-    """Run one row of zeros through the model: a prediction, held against its declaration, or a stream up to its first
-    piece."""
+    """Run one row of zeros through the model: a prediction, held against its declaration, and a stream, of steps up to
+    its first piece; whichever it has."""
     batch: dict[str, Array] = {spec.name: spec.zeros(1) for spec in model.inputs}
     for array in batch.values():
         array.flags.writeable = False
     if isinstance(model, Predicts):
         check_outputs(tuple(model.outputs), model.predict(batch), 1)
-        return
     request = {name: rows[0, ...] for name, rows in batch.items()}
     if isinstance(model, Steps):
         _warm_up_steps(model, request)
     elif isinstance(model, Iterates):
-        iterator = iter(model.stream(request))
+        iterator = pieces_of(model.stream(request))
         try:
             any(map(to_bytes, iterator))
         finally:
             if hasattr(iterator, "close"):
                 iterator.close()
-    else:
+    elif not isinstance(model, Predicts):
         raise TypeError("the model has neither `predict` nor `stream` nor `start` and `step`")
 
 
@@ -141,7 +153,7 @@ def _warm_up_steps(model: Steps, request: Mapping[str, Array]) -> None:
     try:
         answer: object = ""
         while answer in ("", b""):
-            (answer,) = model.step((state,))
+            (answer,) = answers_of(model.step((state,)), 1)
             if isinstance(answer, Exception):
                 raise answer
             if answer is None:

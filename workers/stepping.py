@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from workers.errors import ModelFailed, PoolError
-from workers.model import Last, Steps, Stops, to_bytes
+from workers.model import Last, Steps, Stops, answers_of, to_bytes
 from workers.records import SlotState
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ class Stepping:
         lives = self._lives
         self._streams.mark_busy()
         try:
-            answers = list(self._model.step(self._states))
-            if len(answers) != len(lives):
-                raise ModelFailed(f"a step answered {len(answers)} pieces for {len(lives)} streams")
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            answers = answers_of(self._model.step(self._states), len(lives))
+        except BaseException as error:
             # Some states may be half advanced, and nobody knows which.
             failure = self._streams.explain(error)
             for live in lives:
@@ -104,7 +102,8 @@ class Stepping:
 
     def _sit_out(self, live: Live) -> None:
         if self._members.pop(live, live) is None:
-            self._stale = True
+            # What has left must not be kept until the next step, which may not come for long.
+            self._lives, self._states, self._stale = [], (), True
 
     def _stop(self, live: Live) -> None:
         state, live.data = live.data, None
@@ -112,5 +111,5 @@ class Stepping:
             self._streams.mark_busy()
             try:
                 self._stopping.stop(state)
-            except (Exception, SystemExit, KeyboardInterrupt):
+            except BaseException:
                 log.exception("the model failed to stop a stream")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -135,6 +136,10 @@ class Streams:
         self._lines: dict[ClientView, Line] = {}
         self._parked: set[Live] = set()
         self._late: dict[Live, int] = {}
+        self._charged: deque[HeldTask] = deque()
+        """Those that were running when a worker died, and have not been begun again."""
+        self._trial: Live | None = None
+        """The one of them that was begun last."""
         self._next_look = 0
         self._form: Form
         self.threads: Threads | None = None
@@ -157,6 +162,14 @@ class Streams:
         """Since when a model has not come back from a stream that is to end; 0 if none has kept us waiting."""
         return min(self._late.values(), default=0)
 
+    @property
+    def rest_since_ns(self) -> int:
+        """What the worker is busy since while it waits. Beside live threads it always is, since each time it says so:
+        one of them may keep the interpreter to itself, which is a task that takes long and not a worker that idles."""
+        if self.threads is None or self.none:
+            return 0
+        return self.late_since_ns or time.monotonic_ns()
+
     def wait_ms(self) -> int | None:
         """How long there is nothing to do here, unless a thread says otherwise; None: until there is a stream."""
         if self._form.busy:
@@ -166,12 +179,25 @@ class Streams:
         return None if self.none else LOOK_NS // 1_000_000
 
     def admit(self, task: HeldTask) -> None:
-        """Begin the stream of a record that has just been read."""
+        """Begin the stream of a record that has just been read; when its turn comes, if a worker has died of it."""
         inbox = self._inbox
         place = self._free.pop()
         inbox.words[LIVE] += 1
         inbox.move(task.entry, place)
         task.entry = place
+        if task.charges:
+            self._charged.append(task)
+            self._try_next()
+        else:
+            self._begin(task)
+
+    def _try_next(self) -> None:
+        """Begin the charged ones one by one, each once the one before has said something or has ended: that which kills
+        again takes none of the others along."""
+        while self._charged and (self._trial is None or self._trial.begun or self._trial.over):
+            self._trial = self._begin(self._charged.popleft())
+
+    def _begin(self, task: HeldTask) -> Live:
         line = self._lines.get(task.client)
         if line is None:
             line = self._lines[task.client] = Line(task.client)
@@ -182,17 +208,21 @@ class Streams:
         try:
             live.request = {name: rows[0, ...] for name, rows in gather_inputs([[task]]).items()}
             self._form.begin(live)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             self.end(live, _FAILED, self.explain(error))
+        return live
 
     def turn(self, now_ns: int) -> None:
         """Let go who has to, let the others advance, and send what they have made."""
         self._look(now_ns)
+        if self._charged:
+            self._try_next()
         self._form.advance()
         self._flush()
 
     def drop(self, client: ClientView) -> bool:
         """The client is gone; true once none of its streams is left."""
+        self._let_go_charged(lambda task: _CANCELLED if task.client is client else 0)
         line = self._lines.get(client)
         if line is None:
             return True
@@ -242,7 +272,7 @@ class Streams:
         else:
             self._outcomes.finish([live.task], outcome)
             self._inbox.words[FINISHED] += 1
-        self._leave(live)
+        self._leave(live.task)
 
     # In a turn.
 
@@ -251,6 +281,9 @@ class Streams:
         everything = now_ns >= self._next_look
         if everything:
             self._next_look = now_ns + LOOK_NS
+            self._let_go_charged(
+                lambda task: _CANCELLED if task.cancelled else _EXPIRED if task.deadline_ns <= now_ns else 0
+            )
         for line in self._lines.values():
             words = line.client.arena.words
             changed = words[CHANGED]
@@ -282,10 +315,18 @@ class Streams:
             for live in line.outgoing.flush():
                 self._outcomes.let_go(live.task)
                 self._inbox.words[FINISHED] += 1
-                self._leave(live)
+                self._leave(live.task)
             if not line.live and not line.outgoing.waiting:
                 del self._lines[line.client]
 
-    def _leave(self, live: Live) -> None:
-        self._free.append(live.task.entry)
+    def _let_go_charged(self, verdict: Callable[[HeldTask], int]) -> None:
+        """Of those that wait to be begun again, for each with a verdict."""
+        for task in list(self._charged):
+            if outcome := verdict(task):
+                self._charged.remove(task)
+                self._outcomes.finish([task], outcome)
+                self._leave(task)
+
+    def _leave(self, task: HeldTask) -> None:
+        self._free.append(task.entry)
         self._inbox.words[LIVE] -= 1

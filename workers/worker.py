@@ -31,7 +31,7 @@ LOOK_NS = 50_000_000
 """How often a worker that never runs dry looks at its control socket."""
 HOLD_BACK_S = 0.001
 JOIN_NS = 5_000_000
-"""How long live streams may wait for others to join them. It is looked at after `max_batch` of them."""
+"""How long live streams may wait for others to join them. It is looked at after each."""
 WARM_NS = 1_000_000
 """How long a replica that has just run a batch goes before the others: its caches still hold the weights."""
 _QUEUED, _RUNNING, _DONE, _CANCELLED, _EXPIRED = (
@@ -122,25 +122,27 @@ class Worker:
                 poll.register(streams.threads.wake_fd, select.POLLIN)
         words = self._inbox.words
         ended = False
+        held = opened = 0  # what was read last, and how many of these records had their turn
         while True:
-            held = 0
             until_ns = time.monotonic_ns() + JOIN_NS
             try:
-                while not ended and streams.free:
-                    held = self._take(streams)
+                while opened < held or (not ended and streams.free):
+                    if opened == held:
+                        held = opened = 0
+                        held = self._take(streams)
                     if held:
-                        self._work(held)
-                    if held < self._max_batch or time.monotonic_ns() > until_ns:
+                        opened = self._work(held, opened, until_ns)
+                    if opened < held or held < self._max_batch or time.monotonic_ns() > until_ns:
                         break
             except Drained:
                 ended = True
             streams.turn(time.monotonic_ns())
-            words[BUSY_SINCE] = streams.late_since_ns
+            words[BUSY_SINCE] = streams.rest_since_ns
             words[TURNS] += 1
             if ended and streams.none:
                 raise Drained
             taking = not ended and streams.free > 0
-            wait_ms = 0 if taking and held == self._max_batch else streams.wait_ms()
+            wait_ms = 0 if opened < held or (taking and held == self._max_batch) else streams.wait_ms()
             for fd, _ in polls[taking].poll(wait_ms):
                 if streams.threads is not None and fd == streams.threads.wake_fd:
                     streams.threads.woken()
@@ -152,7 +154,8 @@ class Worker:
         """Read no more than there are places for, should all of it be streams."""
         if streams.free < self._max_batch:
             return self._read_into(self._room[0][: streams.free * RECORD_SIZE], 0)
-        return self._gather() if self._max_delay_ns and streams.none else self._read(0)
+        gathers = self._max_delay_ns and self._predicts is not None and streams.none
+        return self._gather() if gathers else self._read(0)
 
     # Taking.
 
@@ -182,7 +185,7 @@ class Worker:
             if not held:
                 return 0
             rows, oldest = self._inbox.rows(0, held), self._inbox.queued_ns(0)
-            while held < self._max_batch:
+            while held < self._max_batch and not self._inbox.has_stream(held):
                 wait_ns = gather_until(oldest, rows, self._max_batch, self._max_delay_ns) - time.monotonic_ns()
                 if wait_ns <= 0:
                     break
@@ -260,24 +263,35 @@ class Worker:
 
     # Opening.
 
-    def _work(self, held: int) -> None:
+    def _work(self, held: int, first: int = 0, until_ns: int = 0) -> int:
+        """Of the inbox's records, open those from `first` on, and run them. If that begins streams it goes on until
+        `until_ns` only; how far it came."""
         now = time.monotonic_ns()
         if now >= self._next_look:
             self._next_look = now + LOOK_NS
             self._look(0)
         tasks = []
-        for entry in range(held):
+        late = False
+        for entry in range(first, held):
             task = self._open(entry, now)
             if task is not None:
                 tasks.append(task)
-        if len(tasks) == 1:
+            elif until_ns:
+                # A stream that has begun may have taken its time.
+                late = True
+                now = time.monotonic_ns()
+                if now > until_ns:
+                    held = entry + 1
+                    break
+        if len(tasks) == 1 and not late:
             self._run(tasks)
         elif tasks:
             for batch in plan(tasks, self._max_batch):
                 self._run_wanted(batch)
-        self._inbox.words[BUSY_SINCE] = 0
+        self._inbox.words[BUSY_SINCE] = 0 if self._streams is None else self._streams.rest_since_ns
         self._inbox.words[TURNS] += 1
         self._close_dropped()
+        return held
 
     def _open(self, entry: int, now: int) -> HeldTask | None:
         """The task of an entry, if it is to be run; otherwise it is finished here and None."""
@@ -415,7 +429,7 @@ class Worker:
         try:
             assert self._predicts is not None
             outputs = self._checks.check(self._predicts.predict(gather_inputs(parts)), rows)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             if len(tasks) > 1:
                 self._mark_queued(tasks)
                 for task in tasks:

@@ -6,6 +6,8 @@ that nothing of it is missing.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import signal
 import time
@@ -19,8 +21,8 @@ from workers.errors import Refused
 from workers.model import Array, Last, Piece, TensorSpec
 
 ENDLESS = 1 << 40
-RAISE, REFUSE, NO_PIECE, BAD_TEXT, DIE, HANG, RAISE_ALL, TOO_FEW = range(1, 9)
-"""What can go wrong at a piece; the last two by steps only."""
+RAISE, REFUSE, NO_PIECE, BAD_TEXT, DIE, HANG, HOLD, LEAVE, RAISE_ALL, TOO_FEW = range(1, 11)
+"""What can go wrong at a piece; the last two by steps only. HOLD: no other thread runs for 2 s."""
 
 INPUTS = (
     TensorSpec("nonce", "int64"),
@@ -71,18 +73,23 @@ def go_wrong(wrong: int) -> None:
         raise Refused("not this one", code="NOT_THIS_ONE")
     if wrong == DIE:
         os.kill(os.getpid(), signal.SIGKILL)
+    if wrong == HOLD:
+        ctypes.PyDLL(None).sleep(2)
+    if wrong == LEAVE:
+        raise asyncio.CancelledError("let go")
     while wrong == HANG:
         time.sleep(1)
 
 
 class Diary:
     """Notes in the file `diary`, if there is one; `gate`: the file that opens it; `ms`: how long a piece, or a step,
-    takes."""
+    takes; `start_ms`: how long a start."""
 
     inputs: Sequence[TensorSpec] = INPUTS
     outputs: Sequence[TensorSpec] = ()
 
-    def __init__(self, diary: str = "", gate: str = "", ms: float = 0.0) -> None:
+    def __init__(self, diary: str = "", gate: str = "", ms: float = 0.0, start_ms: float = 0.0) -> None:
+        self.start_ms = start_ms
         self.diary = diary
         self.gate = Path(gate)
         self.ms = ms
@@ -124,6 +131,7 @@ class Steps(Diary):
         wish = Wish(request)
         if wish.wrong == RAISE and wish.at < 0:
             raise ValueError("cannot start")
+        time.sleep(self.start_ms / 1000)
         self.note("start", wish.nonce)
         return wish
 
@@ -164,6 +172,7 @@ class Both(Steps):
     outputs = (TensorSpec("y", "float32"),)
 
     def predict(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.note("predict", len(batch["x"]))
         return {"y": batch["x"]}
 
 

@@ -182,6 +182,56 @@ def test_a_loss_of_the_pool_does_not_undo_what_had_ended(client: Client) -> None
     assert streams[2].ended and "draining" in str(streams[2].failure())
 
 
+def test_to_give_up_a_task_of_before_gives_up_no_other_of_that_number(client: Client) -> None:
+    before = Client()
+    (old, _), (new, record) = before.submit(), client.submit()
+    assert old.seq == new.seq
+    before.core.lose()
+    before.core.close()
+    assert not client.core.abandon(old, Cancelled("the client has gone"))
+    assert new.error is None and client.word(record, CONTROL) & 0xFF == 0
+    assert client.core.receive(final(record)) == [new]
+
+
+def test_a_stream_given_up_counts_as_waiting_while_it_is_queued_only(client: Client) -> None:
+    (waits, first), (silent, second) = client.submit(), client.submit()
+    client.core.arena.words[client.core.arena.bases[second.slot] >> 3] = second.seq << 8 | SlotState.RUNNING
+    for task in (waits, silent):
+        assert client.core.abandon(task, Cancelled("enough"))
+    assert client.core.model("m").abandoned == {first.seq}
+    client.core.receive(final(first, SlotState.CANCELLED) + final(second, SlotState.CANCELLED))
+
+
+def test_two_threads_that_see_the_end_at_once_both_see_how_it_was(client: Client) -> None:
+    task, record = client.submit()
+    client.core.receive(final(record, SlotState.FAILED))
+    stream = client.pieces(task)
+    failure = ClientCore.failure
+
+    def meanwhile(core: ClientCore, task: Task) -> PoolError | None:
+        """Just when one of them looks, the other is through."""
+        core.failure = partial(failure, core)  # type: ignore[method-assign]
+        assert stream.ended
+        return core.failure(task)
+
+    client.core.failure = partial(meanwhile, client.core)  # type: ignore[method-assign]
+    stream.close()
+    assert isinstance(stream.failure(), PoolError) and client.core.leased == 0
+
+
+def test_what_a_worker_that_died_was_at_is_said(client: Client) -> None:
+    tasks = [client.submit() for _ in range(4)]
+    (silent, _), (begun, second), (parts, third), (unheard, fourth) = tasks
+    client.core.arena.words[client.core.arena.bases[fourth.slot] >> 3] = fourth.seq << 8 | SlotState.STREAMING
+    client.core.receive(frame(second, b"a") + frame(third, b"b", PIECE_PART))
+    client.core.receive(b"".join(final(record, SlotState.WORKER_DIED) for _, record in tasks))
+    assert "and so did the next" in str(client.core.failure(silent))
+    for task in (begun, parts, unheard):
+        assert str(client.core.failure(task)) == "the worker died while the stream was under way"
+    for task, _ in tasks:
+        client.core.release(task)
+
+
 def test_a_full_pipe_ends_no_stream_that_has_begun(client: Client) -> None:
     (begun, first), (queued, second) = client.submit(), client.submit()
     words, bases = client.core.arena.words, client.core.arena.bases
@@ -237,12 +287,12 @@ class Both(Client):
         self.finals: set[int] = set()
         """Whose final frame has been written."""
 
-    def begin(self, *script: Any, deadline_ns: int = FAR) -> tuple[Task, Record]:
+    def begin(self, *script: Any, deadline_ns: int = FAR, charges: int = 0) -> tuple[Task, Record]:
         """A stream that the worker has taken, with what its model will answer."""
         self.model.scripts.append(iter(script))
         task, record = self.submit(deadline_ns=deadline_ns)
         self.inbox.entries[:RECORD_SIZE] = record.pack()
-        held = HeldTask(0, self.view, record.slot, record.seq, record.deadline_ns, 0, 0)
+        held = HeldTask(0, self.view, record.slot, record.seq, record.deadline_ns, charges, 0)
         held.layout = self.layouts.parse(self.view.arena.map[held.base + 64 : held.base + 64 + self.word(record, 2)])
         self.streams.admit(held)
         for line in self.streams._lines.values():
@@ -380,6 +430,45 @@ def test_streams_of_a_client_that_has_gone_leave_with_what_they_had_to_say(both:
     assert both.streams.drop(both.view), "there is none left"
 
 
+def test_those_a_worker_died_of_are_begun_one_by_one(both: Both) -> None:
+    _, other = both.begin("x", Last("y"))
+    _, first = both.begin("", "a", Last("b"), charges=1)
+    _, second = both.begin(None, charges=1)
+    _, third = both.begin("", "c", Last("d"), charges=1)
+    both.turn()
+
+    def states() -> list[int]:
+        return [both.word(record, STATE) & 0xFF for record in (first, second, third, other)]
+
+    both.hear()
+    running, queued, streaming = SlotState.RUNNING, SlotState.QUEUED, SlotState.STREAMING
+    assert states() == [running, queued, queued, streaming], "it has said nothing yet"
+    assert both.held() == [record.seq for record in (other, first, second, third)]
+    both.turn()
+    assert states()[:2] == [streaming, queued]
+    both.turn()
+    assert states()[1:3] == [SlotState.DONE, queued]
+    both.turn()
+    assert states()[2] == running
+    for _ in range(3):
+        both.turn()
+    assert both.streams.none and both.held() == []
+    for task in both.hear():
+        both.core.release(task)
+
+
+def test_one_that_waits_to_be_begun_again_can_be_cancelled_and_expires(both: Both) -> None:
+    both.begin(*[""] * 9, charges=1)
+    cancelled, record = both.begin(charges=1)
+    both.begin(charges=1, deadline_ns=2)
+    both.core.abandon(cancelled, Cancelled("enough"))
+    both.turn(LOOK_NS)
+    assert len(both.held()) == 1
+    assert both.word(record, STATE) & 0xFF == SlotState.CANCELLED
+    both.begin(charges=1)
+    assert both.streams.drop(both.view) and both.streams.none and both.held() == []
+
+
 def test_a_slot_and_its_record_are_never_lost_sight_of(both: Both) -> None:
     """The inputs are refused before a slot is taken."""
     with pytest.raises(InvalidInput, match="2 rows"):
@@ -415,6 +504,57 @@ def test_a_warm_up_that_fails_says_why(answer: Any, reason: str) -> None:
         warm_up(Talk([answer]))
     with pytest.raises(TypeError, match="neither `predict` nor `stream` nor `start` and `step`"):
         warm_up(Silent())
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "returned None; it must return"),
+        ("abc", "returned a value of type str; it must return"),
+        (5, "returned a value of type int; it must return"),
+    ],
+)
+def test_a_model_that_returns_no_pieces_is_told_what_would_be_right(both: Both, returned: Any, reason: str) -> None:
+    wrong = Wrong(returned)
+    with pytest.raises(ModelFailed, match="`stream` " + reason + " an iterator of pieces"):
+        warm_up(SimpleNamespace(inputs=STATUS.inputs, outputs=(), load=wrong.load, stream=wrong.give))
+    steps = SimpleNamespace(inputs=STATUS.inputs, outputs=(), load=wrong.load, start=wrong.give, step=wrong.give)
+    with pytest.raises(ModelFailed, match="`step` " + reason + " a sequence, one answer for each state"):
+        warm_up(steps)
+    task, _ = both.begin("a")
+    both.model.step = wrong.give  # type: ignore[assignment]
+    both.turn()
+    both.hear()
+    assert "`step` " + reason in str(both.core.failure(task))
+    both.core.release(task)
+
+
+class Wrong:
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def load(self) -> None: ...
+
+    def give(self, _: Any) -> Any:
+        return self.returned
+
+
+def test_a_model_that_predicts_and_streams_is_warmed_up_at_both() -> None:
+    def predict(batch: Any) -> Any:
+        return {}
+
+    def start(request: Any) -> Any:
+        raise ValueError("cold start")
+
+    def step(states: Any) -> Any:
+        return [None]
+
+    both = {"inputs": STATUS.inputs, "outputs": (), "load": lambda: None, "predict": predict}
+    with pytest.raises(ValueError, match="cold start"):
+        warm_up(SimpleNamespace(**both, start=start, step=step))
+    with pytest.raises(ValueError, match="cold start"):
+        warm_up(SimpleNamespace(**both, stream=start))
+    warm_up(SimpleNamespace(**both))
 
 
 class Silent:

@@ -23,6 +23,8 @@ from tests.models.talk import (
     DIE,
     ENDLESS,
     HANG,
+    HOLD,
+    LEAVE,
     NO_PIECE,
     RAISE,
     RAISE_ALL,
@@ -35,6 +37,7 @@ from tests.workers.drivers import Call, Driver, client_of
 from tests.workers.pools import (
     SMALL_ARENA,
     PoolProcess,
+    arenas,
     core,
     pool,
     queued,
@@ -101,6 +104,8 @@ def running(place: Place) -> Iterator[PoolProcess]:
             "options": options,
         },
         "both": {"model": TALK + "Both", "options": options},
+        "both-gathered": {"model": TALK + "Both", "max_delay_ms": 1000, "max_batch": 4, "options": options},
+        "slow-start": {"model": TALK + "Both", "options": options | {"start_ms": 50}},
         "reads": {"model": TALK + "Reads"},
         "quick": {"model": TALK + "Talk", "timeout_s": 0.5, "options": options},
         "quick-steps": {"model": TALK + "Steps", "timeout_s": 0.5, "options": options},
@@ -329,6 +334,40 @@ def test_predictions_go_on_beside_streams(client: Driver) -> None:
         streams[i - 1].close()
 
 
+def test_a_stream_is_not_kept_waiting_for_a_batch_to_fill(client: Driver) -> None:
+    row = ask(1, 2) | {"x": np.ones(1, np.float32)}
+    begin = time.monotonic()
+    assert list(client.stream("both-gathered", row)) == pieces(1, 2)
+    assert list(client.stream("few-gathered", ask(1, 2))) == pieces(1, 2)
+    call = Call(lambda: client.predict("both-gathered", row))
+    until(lambda: core(client).under_way == 1 and queued(client, "both-gathered") == 0, "a batch is being gathered")
+    assert list(client.stream("both-gathered", row)) == pieces(1, 2)
+    assert time.monotonic() - begin < 0.5
+    assert call.result()["y"] == [1]
+
+
+def test_those_that_join_hold_up_the_live_ones_for_one_start_at_most(
+    client: Driver, running: PoolProcess, place: Place
+) -> None:
+    row = {"x": np.ones(1, np.float32)}
+    worker = running.worker("slow-start")
+    live = client.stream("slow-start", ask(1, ENDLESS) | row)
+    assert begun(live)
+    send(worker, signal.SIGSTOP)
+    joining = [client.stream("slow-start", ask(i, 2) | row) for i in range(2, 9)]
+    expired = Call(lambda: client.predict("slow-start", ask(9, 2) | row, deadline=time.monotonic() + 0.2))
+    until(lambda: queued(client, "slow-start") >= 7, "all are queued")
+    place.forget()
+    send(worker, signal.SIGCONT)
+    for i, stream in enumerate(joining, 2):
+        assert list(stream) == pieces(i, 2)
+    assert isinstance(expired.failure(), DeadlineExceeded)
+    live.close()
+    lines = [line.split()[0] for line in place.diary.read_text().splitlines()]
+    assert "predict" not in lines, "it has expired while others began"
+    assert "start start" not in " ".join(lines), "there is a step between any two of them"
+
+
 # Credit.
 
 
@@ -491,6 +530,7 @@ def test_a_stream_that_has_begun_dies_with_its_worker_and_one_that_has_not_is_ru
     send(running.worker(model), signal.SIGKILL)
     came, error = cut(streams[0])
     assert (came, type(error)) == (pieces(1, 2), WorkerDied)
+    assert str(error) == "the worker died while the stream was under way"
     place.gate.touch()
     assert list(streams[1]) == pieces(2, 9)
     assert place.notes("start") in ([1, 2, 2], [2, 1, 2])
@@ -500,7 +540,28 @@ def test_a_stream_that_has_begun_dies_with_its_worker_and_one_that_has_not_is_ru
 def test_a_stream_that_kills_before_its_first_piece_is_run_twice(client: Driver, place: Place, model: str) -> None:
     came, error = cut(client.stream(model, ask(1, 9, wrong=DIE, at=0)))
     assert (came, type(error)) == ([], WorkerDied)
+    assert "and so did the next one" in str(error)
     assert place.notes("start") == [1, 1]
+    wait_replicas(client, model)
+
+
+@pytest.mark.parametrize("model", FORMS)
+def test_a_stream_that_kills_twice_takes_none_along_that_has_said_nothing(
+    client: Driver, running: PoolProcess, model: str
+) -> None:
+    worker = running.worker(model)
+    send(worker, signal.SIGSTOP)
+    before, after = ([client.stream(model, ask(i, 3)) for i in some] for some in (range(1, 6), range(6, 11)))
+    bad = client.stream(model, ask(99, 3, wrong=DIE, at=0))
+    mixed = [*before, *after]
+    send(worker, signal.SIGCONT)
+    came, error = cut(bad)
+    assert (came, type(error)) == ([], WorkerDied)
+    for i, stream in enumerate(mixed, 1):
+        try:
+            assert list(stream) == pieces(i, 3)
+        except WorkerDied as died:
+            assert "under way" in str(died), "only one that had begun dies along"
     wait_replicas(client, model)
 
 
@@ -528,6 +589,30 @@ def test_an_iterator_that_does_not_come_back_costs_its_worker_after_a_while(
     wait_replicas(client, "quick")
 
 
+@pytest.mark.parametrize("model", FORMS)
+def test_a_model_that_keeps_the_interpreter_to_itself_has_its_time(
+    client: Driver, running: PoolProcess, model: str
+) -> None:
+    worker = running.worker(model)
+    beside, holding = client.stream(model, ask(1, ENDLESS)), client.stream(model, ask(2, 3, wrong=HOLD, at=1))
+    assert begun(beside)
+    assert list(holding) == pieces(2, 3)
+    assert running.worker(model) == worker
+    beside.close()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("model", FORMS)
+def test_an_exception_of_any_kind_ends_a_stream_and_leaves_the_worker(
+    client: Driver, running: PoolProcess, model: str, at: int
+) -> None:
+    worker = running.worker(model)
+    came, error = cut(client.stream(model, ask(1, 9, wrong=LEAVE, at=at), deadline=time.monotonic() + 10))
+    assert (came, type(error), str(error)) == (pieces(1, at), ModelFailed, "let go")
+    assert list(client.stream(model, ask(2, 3))) == pieces(2, 3)
+    assert running.worker(model) == worker
+
+
 def test_a_step_that_does_not_come_back_costs_its_worker(client: Driver) -> None:
     came, error = cut(client.stream("quick-steps", ask(1, 9, wrong=HANG, at=1)))
     assert (came, type(error)) == (pieces(1, 1), WorkerDied)
@@ -549,6 +634,17 @@ def test_streams_of_a_client_that_has_gone_are_stopped(
     until(lambda: sorted(place.notes("stop")) == [2, 3], "both were stopped")
     place.gate.touch()
     assert list(ours) == pieces(1, 9)[1:]
+
+
+@pytest.mark.parametrize("model", FORMS)
+def test_an_idle_worker_keeps_nothing_of_streams_that_have_ended(running: PoolProcess, model: str) -> None:
+    with client_of(running.socket_path) as client:
+        wait_replicas(client, model)
+        until(lambda: arenas(running.worker(model)) == 0, "those of other tests are gone")
+        assert list(client.stream(model, ask(1, 3))) == pieces(1, 3)
+        assert arenas(running.worker(model)) == 1
+        wait_free(client)
+    until(lambda: arenas(running.worker(model)) == 0, "the client's memory is let go", 5)
 
 
 def test_a_worker_killed_by_chance_at_any_moment_costs_no_slot_and_no_piece(
@@ -598,6 +694,28 @@ def test_more_streams_at_once_than_the_worker_has_places_for(client: Driver, run
     streams = [client.stream(model, ask(i, 2)) for i in (1, 2, 3)]
     assert [list(stream) for stream in streams] == [pieces(i, 2) for i in (1, 2, 3)]
     assert running.worker(model) == worker
+
+
+def test_streams_that_were_given_up_at_work_make_no_room_in_the_queue(
+    client: Driver, running: PoolProcess, place: Place
+) -> None:
+    silent = [client.stream("few", ask(i, 2, gate=1)) for i in (1, 2)]
+    until(lambda: place.notes("start") == [1, 2], "both have been taken, and have said nothing")
+    worker = running.worker("few")
+    send(worker, signal.SIGSTOP)
+    try:
+        for stream in silent:
+            stream.close()
+        waiting = []
+        with pytest.raises(Overloaded):
+            for i in range(3, 30):
+                waiting.append(client.stream("few", ask(i, 2)))
+        assert len(waiting) == 3
+        waiting[0].close()
+        waiting.append(client.stream("few", ask(9, 2)))
+    finally:
+        send(worker, signal.SIGCONT)
+    assert [list(stream) for stream in waiting[1:]] == [pieces(i, 2) for i in (4, 5, 9)]
 
 
 def test_streams_over_the_slots_are_refused(client: Driver, place: Place) -> None:
@@ -730,3 +848,24 @@ def test_a_pool_that_is_killed_ends_every_stream(place: Place) -> None:
         running.kill()
         came, error = cut(stream)
         assert came == pieces(1, len(came) + 1)[1:] and isinstance(error, PoolLost)
+
+
+def test_a_caller_from_before_the_pool_was_lost_takes_nothing_along_when_it_leaves(place: Place) -> None:
+    place.forget()
+    near, far = socket.socketpair()
+    model = {"model": TALK + "Talk", "options": {"gate": str(place.gate)}}
+    with near, pool({"talk": model}, SMALL_ARENA) as running, client_of(running.socket_path) as client:
+        wait_replicas(client, "talk")
+        old = client.stream("talk", ask(1, ENDLESS), caller=near)
+        assert begun(old)
+        running.kill()
+        until(lambda: old._task.error, "it has been cut")
+        running.start()
+        wait_replicas(client, "talk")
+        new = client.stream("talk", ask(2, 3, gate=2))
+        assert begun(new) and new._task.seq == old._task.seq
+        far.close()
+        assert not new.wait(0.5)
+        place.gate.touch()
+        assert list(new) == pieces(2, 3)[1:]
+        old.close()
