@@ -159,7 +159,11 @@ class Streams:
 
     @property
     def late_since_ns(self) -> int:
-        """Since when a model has not come back from a stream that is to end; 0 if none has kept us waiting."""
+        """Since when a model has not come back from a stream that is to end; 0 if none has kept us waiting. With others
+        live beside it, it keeps its place and no more, unless such have taken half of all places."""
+        late = len(self._late)
+        if late * 2 < self._places and late < self._places - len(self._free):
+            return 0
         return min(self._late.values(), default=0)
 
     @property
