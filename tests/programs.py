@@ -1,7 +1,7 @@
 """Programs that some tests drive: a browser, a proxy, curl.
 
 Where one is missing, its tests are skipped, with its name; but not in `.ci/run`, which installs all of them and says so
-by `HEADRACE_CI`: there a test that does not run has failed.
+by `HRTEST_CI`: there a test that does not run has failed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import shutil
 
 import pytest
 
-# Taken out of the environment, for to the service a `HEADRACE_` name that it does not know is a mistake.
-IN_CI = bool(os.environ.pop("HEADRACE_CI", ""))
+IN_CI = bool(os.environ.get("HRTEST_CI", ""))
 
 # Where Debian has programs for administrators, which is in the path of root only.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

@@ -127,7 +127,7 @@ def test_requests_of_the_corpus_changed_by_chance_are_answered_alike(servers: Se
         difference = differs(servers, app, changed(random))
         found += [difference] if difference else []
         sent += 1
-    print(f"{sent} requests, HEADRACE_STORM_SEED={SEED}")
+    print(f"{sent} requests, HRTEST_STORM_SEED={SEED}")
     assert not found, "\n".join(found)
 
 

@@ -1,7 +1,7 @@
 """The kill storm: processes are killed and stopped at random instants under eight clients, and every answer is right
 or a typed error, none is lost, and no slot stays out.
 
-`HEADRACE_STORM_S` is the length of each round in seconds, `HEADRACE_STORM_SEED` makes its choices again.
+`HRTEST_STORM_S` is the length of each round in seconds, `HRTEST_STORM_SEED` makes its choices again.
 """
 
 from __future__ import annotations
