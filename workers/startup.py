@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ from workers.worker import Worker
 log = logging.getLogger("headrace.worker")
 
 _PR_SET_PDEATHSIG = 1
+WITHOUT_PIECES_S = 1.0  # steps that answer nothing yet are a model that works
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _make_model(assignment: Assignment, link: socket.socket) -> Model | None:
 
 def warm_up(model: Model) -> None:
     """Run one row of zeros through the model: a prediction, held against its declaration, and a stream, of steps up to
-    its first piece; whichever it has."""
+    its first piece, or for a second in which it has none; whichever it has."""
     batch: dict[str, Array] = {spec.name: spec.zeros(1) for spec in model.inputs}
     for array in batch.values():
         array.flags.writeable = False
@@ -150,9 +152,10 @@ def warm_up(model: Model) -> None:
 
 def _warm_up_steps(model: Steps, request: Mapping[str, Array]) -> None:
     state = model.start(request)
+    until = time.monotonic() + WITHOUT_PIECES_S
     try:
         answer: object = ""
-        while answer in ("", b""):
+        while answer in ("", b"") and time.monotonic() < until:
             (answer,) = answers_of(model.step((state,)), 1)
             if isinstance(answer, Exception):
                 raise answer

@@ -479,6 +479,29 @@ def test_a_slot_and_its_record_are_never_lost_sight_of(both: Both) -> None:
 # Warm-up.
 
 
+def test_a_warm_up_does_not_wait_for_ever_for_a_model_that_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.startup.WITHOUT_PIECES_S", 0.05)
+
+    class Silent:
+        inputs = outputs = ()
+        steps = stopped = 0
+
+        def load(self) -> None: ...
+
+        def start(self, request: object) -> None: ...
+
+        def step(self, states: Sequence[None]) -> list[str]:
+            self.steps += 1
+            return [""] * len(states)
+
+        def stop(self, state: None) -> None:
+            self.stopped += 1
+
+    model = Silent()
+    warm_up(model)
+    assert model.steps > 0 and model.stopped == 1
+
+
 def test_a_warm_up_takes_a_stream_to_its_first_piece_and_stops_it() -> None:
     model = Script()
     model.scripts = [iter(["", b"", "a", ValueError("too far")]), iter([None]), iter([Last("a")])]
