@@ -161,14 +161,15 @@ class HeadraceWorker(GeventWorker):  # type: ignore[misc]
                     req = next(parser)
                     req.proxy_protocol_info = proxy_info = req.proxy_protocol_info or proxy_info
                     keep = self._serve(reader, listener.getsockname(), req, client, addr)
-                goes_on = not plain or parser.mesg is not None or reader.has_more
-                if goes_on and doorbell is not None and doorbell.owing is not None:
-                    doorbell.owing.settle()  # what comes next does not begin by waiting for a head, which would
+                owing = doorbell.owing if doorbell is not None else None
+                if owing is not None and (not keep or not plain or parser.mesg is not None or reader.has_more):
+                    owing.settle()  # what comes next does not begin by waiting for a head, which would
                 if not keep or not (parser.mesg is None or _finish_body(parser, reader)):
                     break
                 if not plain or reader.has_more:
                     gevent.sleep(TURN_S)  # a client that is never waited for must not keep the others waiting
-            unread = reader.has_unread(req.body)
+            # A client that was told it might go on may be about to.
+            unread = (owing is not None and not keep) or reader.has_unread(req.body)
         except (StopIteration, http_errors.NoMoreData, ssl.SSLError, ClientGone, gevent.GreenletExit):
             unread = False  # the client has closed, or is not worth more words
         except SlowHead:
